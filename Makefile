@@ -1,0 +1,52 @@
+# The one definition of each check. CI and people call these targets.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PROMPT ?= What is the capital of France?
+PACKAGES := inferq protocol producer worker kernels
+
+.PHONY: help setup demo test check lint format typecheck bench clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Create .venv and install everything (quick when nothing changed)
+
+$(STAMP): pyproject.toml inferq/version.py
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: setup ## Start embedded Valkey and a worker, and stream one answer through the queue
+	@$(BIN)/inferq demo $(if $(PROMPT),--prompt "$$PROMPT")
+export PROMPT
+
+test: setup ## Run the tests
+	@$(BIN)/python -m pytest
+
+check: setup lint typecheck ## ruff, ruff format, mypy --strict, import arrows and packaging guards
+	@$(BIN)/python -m pytest -q tests/test_arrows.py tests/test_packaging.py
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: setup ## Format the code and apply safe lint fixes
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+# mypy does not follow the editable install's import hook: give it the package tree as links.
+typecheck: setup
+	@rm -rf build/typing && mkdir -p build/typing/inferq
+	@for f in inferq/*; do ln -s "$(CURDIR)/$$f" build/typing/inferq/; done
+	@for p in protocol producer worker kernels; do ln -s "$(CURDIR)/$$p" build/typing/inferq/$$p; done
+	@MYPYPATH=build/typing $(BIN)/mypy --config-file pyproject.toml -p inferq
+
+bench: setup ## Run the short set of benchmarks
+	@$(BIN)/python benchmarks/throughput.py
+
+clean: ## Remove what the build and the tools left
+	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,11 @@
+"""The contract between producers and workers: messages, key names, errors, atomic scripts.
+
+May be imported by anyone; imports the standard library, msgpack and (only in `scripts`) redis.
+Never torch, transformers or settings, so that every client can afford it.
+
+- `errors`    the exception tree and the typed reasons that travel in events
+- `params`    `SamplingParams`, checked where it is made
+- `keys`      every Redis key name, once
+- `messages`  the job and event messages, with bounded decoding
+- `scripts`   one `.lua` file per atomic operation, loaded and called by name
+"""

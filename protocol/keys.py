@@ -1,0 +1,117 @@
+"""Every Redis key name of the protocol, and the form of job ids. See docs/protocol.md."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from inferq.protocol.errors import InvalidRequestError
+
+#: The consumer group of every lane stream.
+GROUP: Final = "workers"
+MAX_PARTITIONS: Final = 1024
+
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_JOB_ID = re.compile(r"[0-9a-f]{32}-(\d{1,4})")
+
+
+class Lane(StrEnum):
+    """Priority lanes of a queue, most urgent first."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+#: Share of claims that a lane gets while all have work: none ever starves.
+LANE_WEIGHTS: Final[Mapping[Lane, int]] = MappingProxyType(
+    {Lane.HIGH: 16, Lane.NORMAL: 4, Lane.LOW: 1}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeys:
+    """The keys of one partition of one queue; all share a hash tag, so scripts are atomic."""
+
+    queue: str
+    partition: int = 0
+
+    def __post_init__(self) -> None:
+        if not _QUEUE_NAME.fullmatch(self.queue):
+            raise InvalidRequestError(
+                "must be 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit",
+                field="queue",
+                limit=100,
+            )
+        if not 0 <= self.partition < MAX_PARTITIONS:
+            raise InvalidRequestError(
+                f"partition {self.partition} is not in [0, {MAX_PARTITIONS})",
+                field="partition",
+                limit=MAX_PARTITIONS,
+            )
+
+    @property
+    def prefix(self) -> str:
+        """What every key starts with."""
+        return f"inferq:{{{self.queue}.{self.partition}}}:"
+
+    def jobs(self, lane: Lane) -> str:
+        """Stream: queued and running jobs of a lane; fields id, cost, job."""
+        return f"{self.prefix}jobs:{lane.value}"
+
+    def job(self, job_id: str) -> str:
+        """Hash: the state of one job."""
+        return f"{self.prefix}job:{job_id}"
+
+    def out(self, job_id: str) -> str:
+        """Stream: the events of one job, ids `<tokens so far>-<0, or 1 when terminal>`."""
+        return f"{self.prefix}out:{job_id}"
+
+    def idem(self, key: str) -> str:
+        """String: the job id and payload digest behind an idempotency key."""
+        return f"{self.prefix}idem:{key}"
+
+    @property
+    def delayed(self) -> str:
+        """Sorted set: job ids by the server time (ms) at which they may start."""
+        return f"{self.prefix}delayed"
+
+    @property
+    def leases(self) -> str:
+        """Sorted set: running job ids by the server time (ms) at which their lease ends."""
+        return f"{self.prefix}leases"
+
+    @property
+    def dead(self) -> str:
+        """Stream: dead letters."""
+        return f"{self.prefix}dead"
+
+    @property
+    def load(self) -> str:
+        """Hash: counters kept by the scripts, and the lanes' virtual clocks."""
+        return f"{self.prefix}load"
+
+    @property
+    def workers(self) -> str:
+        """Hash: worker name to its last heartbeat."""
+        return f"{self.prefix}workers"
+
+
+def new_job_id(partition: int = 0) -> str:
+    """Make a job id: 48 bits of milliseconds, 80 random bits (as in UUIDv7), the partition."""
+    milliseconds = time.time_ns() // 1_000_000
+    return f"{milliseconds & (2**48 - 1):012x}{secrets.randbits(80):020x}-{partition}"
+
+
+def partition_of(job_id: str) -> int:
+    """Return the partition that a job id carries; raise `InvalidRequestError` if it is none."""
+    match = _JOB_ID.fullmatch(job_id) if isinstance(job_id, str) else None
+    if match is None or int(match[1]) >= MAX_PARTITIONS:
+        raise InvalidRequestError(f"{job_id!r} is not a job id", field="job_id")
+    return int(match[1])

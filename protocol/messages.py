@@ -1,0 +1,470 @@
+"""The messages of the protocol: a job on its way in, its events on their way out.
+
+Payloads are msgpack maps with the short keys below. Unknown keys are ignored, so that fields can
+be added; an unknown major version is refused. Every size is checked while decoding.
+
+Job:    v version, id, p prompt (str: text, list of ints: token ids), m chat messages (instead of
+        p), s sampling parameters by name, n model name, md metadata, t submission time (ms)
+Event:  i output index, o offset of the first token within that output, t token ids, x text,
+        e end of each token's share of x (only when there are several tokens), l logprobs
+        [[logprob, [[token id, logprob], …]], …], f finish reason and r stop reason of this output,
+        end (the terminal event only): f finish reason, p, h and c the prompt, cached and completion
+        tokens, q, pf and d the ms queued, in prefill and in decode, a attempts,
+        er [code, message, field, limit]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, Final
+
+import msgpack
+
+from inferq.protocol.errors import (
+    DecodeError,
+    ErrorInfo,
+    InvalidRequestError,
+    ProtocolVersionError,
+)
+from inferq.protocol.keys import partition_of
+from inferq.protocol.params import SamplingParams, check_utf8
+
+PROTOCOL_VERSION: Final = 1
+#: Most bytes of a prompt's text, or of all its chat messages together.
+MAX_PROMPT_BYTES: Final = 4 * 2**20
+#: Most token ids of a prompt.
+MAX_PROMPT_TOKENS: Final = 2**20
+MAX_CHAT_MESSAGES: Final = 4096
+#: Most bytes of a role or a model name.
+MAX_NAME_BYTES: Final = 256
+MAX_METADATA_ITEMS: Final = 32
+#: Most bytes of one metadata key or value.
+MAX_METADATA_BYTES: Final = 1024
+#: Most bytes of an encoded job; above what its parts may add up to.
+MAX_JOB_BYTES: Final = 8 * 2**20
+#: Most bytes of an encoded event.
+MAX_EVENT_BYTES: Final = 8 * 2**20
+MAX_TOKEN_ID: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A prompt as text, tokenized by the worker."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise InvalidRequestError(
+                f"must be text, not {type(self.text).__name__}", field="prompt"
+            )
+        if not self.text:
+            raise InvalidRequestError("is empty", field="prompt", limit=1)
+        _check_prompt_bytes("prompt", len(check_utf8("prompt", self.text)))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt as token ids, taken as they are."""
+
+    token_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        ids = self.token_ids
+        if not ids:
+            raise InvalidRequestError("is empty", field="prompt_token_ids", limit=1)
+        if len(ids) > MAX_PROMPT_TOKENS:
+            raise InvalidRequestError(
+                f"{len(ids)} token ids are more than {MAX_PROMPT_TOKENS}",
+                field="prompt_token_ids",
+                limit=MAX_PROMPT_TOKENS,
+            )
+        # type() is int: bools are no ids, and this runs over up to a million of them
+        if not all(type(i) is int and 0 <= i <= MAX_TOKEN_ID for i in ids):
+            raise InvalidRequestError(
+                f"every id must be a whole number in [0, {MAX_TOKEN_ID}]",
+                field="prompt_token_ids",
+                limit=MAX_TOKEN_ID,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation; `role` is `system`, `user`, `assistant` or another."""
+
+    role: str
+    content: str
+
+    def __post_init__(self) -> None:
+        _check_name("messages.role", self.role)
+        if not isinstance(self.content, str):
+            raise InvalidRequestError(
+                f"must be text, not {type(self.content).__name__}", field="messages.content"
+            )
+        check_utf8("messages.content", self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A prompt as a conversation, rendered by the model's chat template on the worker."""
+
+    messages: tuple[ChatMessage, ...]
+
+    def __post_init__(self) -> None:
+        if not self.messages:
+            raise InvalidRequestError("is empty", field="messages", limit=1)
+        if len(self.messages) > MAX_CHAT_MESSAGES:
+            raise InvalidRequestError(
+                f"{len(self.messages)} messages are more than {MAX_CHAT_MESSAGES}",
+                field="messages",
+                limit=MAX_CHAT_MESSAGES,
+            )
+        _check_prompt_bytes("messages", sum(len(m.content.encode()) for m in self.messages))
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request for tokens, as it waits in a lane. `created_ms` is the producer's clock."""
+
+    id: str
+    prompt: Prompt
+    params: SamplingParams
+    model: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    created_ms: int = 0
+
+    def __post_init__(self) -> None:
+        partition_of(self.id)
+        if self.model is not None:
+            _check_name("model", self.model)
+        _check_metadata(self.metadata)
+
+    def encode(self) -> bytes:
+        """Return the job as msgpack."""
+        wire: dict[str, Any] = {"v": PROTOCOL_VERSION, "id": self.id}
+        match self.prompt:
+            case TextPrompt(text):
+                wire["p"] = text
+            case TokenPrompt(token_ids):
+                wire["p"] = token_ids
+            case ChatPrompt(messages):
+                wire["m"] = [[m.role, m.content] for m in messages]
+        if params := self.params.to_wire():
+            wire["s"] = params
+        if self.model is not None:
+            wire["n"] = self.model
+        if self.metadata:
+            wire["md"] = dict(self.metadata)
+        wire["t"] = self.created_ms
+        return _pack(wire)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Job:
+        """Rebuild a job.
+
+        Raises `DecodeError` for bytes that are no job, `ProtocolVersionError` for an unknown major
+        version, and `InvalidRequestError` for a job that asks for what is not allowed.
+        """
+        wire = _unpack(payload, MAX_JOB_BYTES)
+        if wire.get("v") != PROTOCOL_VERSION:
+            raise ProtocolVersionError(wire.get("v"), PROTOCOL_VERSION)
+        try:
+            return cls(
+                id=_typed(wire, "id", str),
+                prompt=_decode_prompt(wire),
+                params=SamplingParams.from_wire(_typed(wire, "s", dict, {})),
+                model=wire.get("n"),
+                metadata=_typed(wire, "md", dict, {}),
+                created_ms=_typed(wire, "t", int, 0),
+            )
+        except (TypeError, LookupError) as error:
+            raise DecodeError(f"not a job: {error}", payload) from None
+
+
+class FinishReason(StrEnum):
+    """How a job ended, or one of its outputs."""
+
+    #: An end token, a stop token or a stop string.
+    STOP = "stop"
+    #: max_tokens, or the end of the context.
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    #: The deadline passed.
+    EXPIRED = "expired"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of a chosen token, and of the most likely ones at its position.
+
+    Natural logarithms of the raw distribution. `top` is most likely first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts: of the prompt, of its part found in the prefix cache, of the completion."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds a job spent queued, in prefill (to its first token) and in decode."""
+
+    queued_ms: int = 0
+    prefill_ms: int = 0
+    decode_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """The end of a job: part of its last event, and of no other. `error` goes with reason error."""
+
+    finish_reason: FinishReason
+    usage: Usage = Usage()
+    timings: Timings = Timings()
+    attempts: int = 0
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one publish appended to one output of a job: tokens, text, perhaps the end.
+
+    `offset` counts tokens within output `index`. `text_ends[k]` is the end, in characters of
+    `text`, of what the first k + 1 tokens contributed; text after the last of them was held back
+    and is released at the end. `finish_reason` and `stop_reason` (the stop string or token id) end
+    the output, `terminal` the job.
+    """
+
+    index: int = 0
+    offset: int = 0
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    text_ends: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    terminal: Terminal | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.text_ends) != len(self.token_ids):
+            raise ValueError("an event has one text end for each token")
+
+    def after(self, count: int) -> Event:
+        """Return this event without its first `count` tokens and their text."""
+        if count <= 0:
+            return self
+        cut = self.text_ends[count - 1] if count <= len(self.text_ends) else len(self.text)
+        return Event(
+            index=self.index,
+            offset=self.offset + count,
+            token_ids=self.token_ids[count:],
+            text=self.text[cut:],
+            text_ends=tuple(end - cut for end in self.text_ends[count:]),
+            logprobs=None if self.logprobs is None else self.logprobs[count:],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            terminal=self.terminal,
+        )
+
+    def encode(self) -> bytes:
+        """Return the event as msgpack."""
+        wire: dict[str, Any] = {"i": self.index, "o": self.offset}
+        if self.token_ids:
+            wire["t"] = self.token_ids
+        if self.text:
+            wire["x"] = self.text
+        if len(self.token_ids) > 1 or (self.text_ends and self.text_ends[-1] != len(self.text)):
+            wire["e"] = self.text_ends
+        if self.logprobs is not None:
+            wire["l"] = [[lp.logprob, lp.top] for lp in self.logprobs]
+        if self.finish_reason is not None:
+            wire["f"] = self.finish_reason.value
+        if self.stop_reason is not None:
+            wire["r"] = self.stop_reason
+        if self.terminal is not None:
+            wire["end"] = _encode_terminal(self.terminal)
+        return _pack(wire)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Event:
+        """Rebuild an event; raise `DecodeError` for bytes that are none."""
+        wire = _unpack(payload, MAX_EVENT_BYTES)
+        try:
+            token_ids = tuple(_typed(wire, "t", list, []))
+            text = _typed(wire, "x", str, "")
+            ends = tuple(wire["e"]) if "e" in wire else (len(text),) * min(len(token_ids), 1)
+            logprobs = wire.get("l")
+            finish = wire.get("f")
+            event = cls(
+                index=_typed(wire, "i", int, 0),
+                offset=_typed(wire, "o", int, 0),
+                token_ids=token_ids,
+                text=text,
+                text_ends=ends,
+                logprobs=None if logprobs is None else tuple(_decode_logprob(x) for x in logprobs),
+                finish_reason=None if finish is None else FinishReason(finish),
+                stop_reason=wire.get("r"),
+                terminal=_decode_terminal(wire["end"]) if "end" in wire else None,
+            )
+            _check_event(event)
+        except (TypeError, LookupError, ValueError) as error:
+            raise DecodeError(f"not an event: {error}", payload) from None
+        return event
+
+
+def _check_prompt_bytes(name: str, size: int) -> None:
+    if size > MAX_PROMPT_BYTES:
+        raise InvalidRequestError(
+            f"{size} bytes are more than {MAX_PROMPT_BYTES}", field=name, limit=MAX_PROMPT_BYTES
+        )
+
+
+def _check_name(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise InvalidRequestError("must be text that is not empty", field=name)
+    if len(check_utf8(name, value)) > MAX_NAME_BYTES:
+        raise InvalidRequestError(
+            f"is longer than {MAX_NAME_BYTES} bytes", field=name, limit=MAX_NAME_BYTES
+        )
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > MAX_METADATA_ITEMS:
+        raise InvalidRequestError(
+            f"{len(metadata)} items are more than {MAX_METADATA_ITEMS}",
+            field="metadata",
+            limit=MAX_METADATA_ITEMS,
+        )
+    for pair in metadata.items():
+        for part in pair:
+            if not isinstance(part, str):
+                raise InvalidRequestError("keys and values must be text", field="metadata")
+            if len(check_utf8("metadata", part)) > MAX_METADATA_BYTES:
+                raise InvalidRequestError(
+                    f"a key or value is longer than {MAX_METADATA_BYTES} bytes",
+                    field="metadata",
+                    limit=MAX_METADATA_BYTES,
+                )
+
+
+def _check_event(event: Event) -> None:
+    if event.index < 0 or event.offset < 0:
+        raise ValueError("negative index or offset")
+    if not all(type(i) is int and i >= 0 for i in (*event.token_ids, *event.text_ends)):
+        raise ValueError("token ids and text ends must be whole numbers")
+    ends = (0, *event.text_ends, len(event.text))
+    if any(a > b for a, b in pairwise(ends)):
+        raise ValueError("text ends must grow and stay within the text")
+    if event.stop_reason is not None and not isinstance(event.stop_reason, (str, int)):
+        raise ValueError("a stop reason is a string or a token id")
+
+
+def _decode_prompt(wire: Mapping[str, Any]) -> Prompt:
+    if ("p" in wire) == ("m" in wire):
+        raise LookupError("a job has either p or m")
+    if "m" in wire:
+        return ChatPrompt(tuple(ChatMessage(role, content) for role, content in _pairs(wire["m"])))
+    if isinstance(wire["p"], str):
+        return TextPrompt(wire["p"])
+    return TokenPrompt(tuple(_typed(wire, "p", list)))
+
+
+def _pairs(rows: Any) -> Sequence[tuple[Any, Any]]:
+    if not isinstance(rows, list) or not all(isinstance(r, list) and len(r) == 2 for r in rows):
+        raise TypeError("must be a list of pairs")
+    return [(a, b) for a, b in rows]
+
+
+def _decode_logprob(wire: Any) -> TokenLogprob:
+    logprob, top = wire
+    return TokenLogprob(float(logprob), tuple((int(i), float(p)) for i, p in _pairs(top)))
+
+
+def _encode_terminal(end: Terminal) -> dict[str, Any]:
+    wire: dict[str, Any] = {
+        "f": end.finish_reason.value,
+        "p": end.usage.prompt_tokens,
+        "h": end.usage.cached_tokens,
+        "c": end.usage.completion_tokens,
+        "q": end.timings.queued_ms,
+        "pf": end.timings.prefill_ms,
+        "d": end.timings.decode_ms,
+        "a": end.attempts,
+    }
+    if (error := end.error) is not None:
+        wire["er"] = [error.code, error.message, error.field, error.limit]
+    return wire
+
+
+def _decode_terminal(wire: Any) -> Terminal:
+    if not isinstance(wire, dict):
+        raise TypeError("end must be a map")
+
+    def count(key: str) -> int:
+        return int(_typed(wire, key, int, 0))
+
+    return Terminal(
+        finish_reason=FinishReason(wire["f"]),
+        usage=Usage(count("p"), count("h"), count("c")),
+        timings=Timings(count("q"), count("pf"), count("d")),
+        attempts=count("a"),
+        error=_decode_error(wire["er"]) if "er" in wire else None,
+    )
+
+
+def _decode_error(wire: Any) -> ErrorInfo:
+    code, message, name, limit = wire
+    if not isinstance(code, str) or not isinstance(message, str):
+        raise TypeError("an error has a code and a message")
+    return ErrorInfo(
+        code,
+        message,
+        name if isinstance(name, str) else None,
+        limit if isinstance(limit, str) else None,
+    )
+
+
+_REQUIRED: Final = object()
+
+
+def _typed(wire: Mapping[str, Any], key: str, kind: type, default: Any = _REQUIRED) -> Any:
+    value = wire.get(key, default)
+    if value is _REQUIRED:
+        raise LookupError(f"{key} is missing")
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise TypeError(f"{key} must be {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def _pack(wire: dict[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb(wire, use_bin_type=True)
+    return packed
+
+
+def _unpack(payload: bytes, max_bytes: int) -> dict[str, Any]:
+    if len(payload) > max_bytes:
+        raise DecodeError(f"{len(payload)} bytes are more than {max_bytes}", payload)
+    try:
+        # Containers cannot hold more items than the payload has bytes; msgpack checks that, and
+        # the nesting depth, before it allocates.
+        wire = msgpack.unpackb(payload, raw=False, strict_map_key=True, use_list=True)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DecodeError(f"not msgpack: {error}", payload) from None
+    if not isinstance(wire, dict) or not all(isinstance(key, str) for key in wire):
+        raise DecodeError("not a map with text keys", payload)
+    return wire
