@@ -1,0 +1,94 @@
+"""The options of one engine, checked where they are given."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.params import MAX_SEED
+
+DTYPES: Final = ("auto", "float32", "float16", "bfloat16")
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+_MAX_COUNT: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How a model is served; immutable and validated.
+
+    Raises `InvalidRequestError`, which names the option and the limit, on any value out of range.
+
+    - `model`: a local folder or a hub id.
+    - `dtype`: of weights and KV cache; `auto` takes the model's own where the device is fast at it.
+    - `device`: `auto`, `cpu`, `cuda` or `cuda:<index>`.
+    - `block_size`: tokens in one KV block, a power of two.
+    - `max_model_len`: longest prompt and output together, in tokens; None takes the model's.
+    - `kv_cache_memory`: bytes for the KV cache; None takes a share of what is free.
+    - `num_kv_blocks`: number of KV blocks, instead of what the memory holds.
+    - `gpu_memory_utilization`: share of a GPU's memory to use, in (0, 1].
+    - `max_num_seqs`: most sequences that run at once.
+    - `max_num_batched_tokens`: most tokens computed in one step.
+    - `enable_prefix_caching`: reuse the KV blocks of equal prefixes.
+    - `seed`: for offline requests without one of their own.
+    """
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    block_size: int = 16
+    max_model_len: int | None = None
+    kv_cache_memory: int | None = None
+    num_kv_blocks: int | None = None
+    gpu_memory_utilization: float = 0.9
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    enable_prefix_caching: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise InvalidRequestError("must be a local folder or a hub id", field="model")
+        if self.dtype not in DTYPES:
+            _refuse("dtype", self.dtype, " or ".join(DTYPES))
+        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
+            _refuse("device", self.device, "auto, cpu, cuda or cuda:<index>")
+        _check_count("block_size", self.block_size, 1, 256)
+        if self.block_size & (self.block_size - 1):
+            _refuse("block_size", self.block_size, "a power of two")
+        _check_optional_count("max_model_len", self.max_model_len, 2)
+        _check_optional_count("kv_cache_memory", self.kv_cache_memory, 1, 2**63 - 1)
+        _check_optional_count("num_kv_blocks", self.num_kv_blocks, 1)
+        _check_share("gpu_memory_utilization", self.gpu_memory_utilization)
+        _check_count("max_num_seqs", self.max_num_seqs, 1)
+        _check_count("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InvalidRequestError(
+                f"{self.max_num_batched_tokens} is less than max_num_seqs ({self.max_num_seqs}): "
+                "a step must hold one token of every running sequence",
+                field="max_num_batched_tokens",
+                limit=self.max_num_seqs,
+            )
+        if not isinstance(self.enable_prefix_caching, bool):
+            _refuse("enable_prefix_caching", self.enable_prefix_caching, "true or false")
+        _check_count("seed", self.seed, 0, MAX_SEED)
+
+
+def _refuse(field: str, value: object, limit: str) -> None:
+    raise InvalidRequestError(f"must be {limit}, not {value!r}", field=field, limit=limit)
+
+
+def _check_optional_count(field: str, value: object, low: int, high: int = _MAX_COUNT) -> None:
+    if value is not None:
+        _check_count(field, value, low, high)
+
+
+def _check_count(field: str, value: object, low: int, high: int = _MAX_COUNT) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        _refuse(field, value, f"a whole number in [{low}, {high}]")
+
+
+def _check_share(field: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        _refuse(field, value, "a number in (0, 1]")

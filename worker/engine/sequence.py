@@ -1,0 +1,102 @@
+"""What the engine is asked for, and the one growing token list that answers it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from inferq.protocol.params import SamplingParams
+from inferq.worker.engine.prefix_chain import PrefixChain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One request in token ids, checked by `Engine.add_request`.
+
+    `output_token_ids` are the tokens that an earlier run published: generation goes on after them.
+    Requests are served by `priority` (lower is more urgent), then `arrival` (any one clock), then
+    `request_id`. Requests with different `cache_salt` never share a prefix. `params.seed` is set.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    output_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    arrival: float = 0.0
+    cache_salt: str = ""
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands with the scheduler."""
+
+    #: Holds no blocks: new, or preempted.
+    WAITING = "waiting"
+    RUNNING = "running"
+    #: Ended or aborted; holds no blocks.
+    FINISHED = "finished"
+
+
+class Sequence:
+    """A token list (prompt, then output), how much of it is computed, and its KV blocks.
+
+    Token `i` lives in block `block_table[i // block_size]`. The runner reads; only the scheduler
+    writes. `order` is total: smaller is served first and preempted last.
+    """
+
+    __slots__ = (
+        "block_table",
+        "child_index",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "order",
+        "params",
+        "prefix_chain",
+        "request_id",
+        "status",
+        "token_ids",
+    )
+
+    def __init__(self, request: EngineRequest, block_size: int, child_index: int = 0) -> None:
+        self.request_id = request.request_id
+        self.child_index = child_index
+        self.params = request.params
+        self.token_ids = [*request.prompt_token_ids, *request.output_token_ids]
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_computed_tokens = 0
+        #: Prompt tokens found in the prefix cache when the sequence first ran.
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.block_table: list[int] = []
+        self.prefix_chain = PrefixChain(block_size, request.cache_salt)
+        self.status = SequenceStatus.WAITING
+        self.order = (request.priority, request.arrival, request.request_id, child_index)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated, those of an earlier run included."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy of the generated tokens."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended or was aborted."""
+        return self.status is SequenceStatus.FINISHED
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.request_id!r}, {self.status.value}, "
+            f"computed {self.num_computed_tokens} of {self.num_tokens} tokens, "
+            f"blocks {self.block_table})"
+        )
