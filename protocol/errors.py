@@ -11,7 +11,8 @@ InferqError
 │   ├── JobCancelled                       terminal event `cancelled`
 │   ├── JobExpired                         terminal event `expired`
 │   ├── JobNotFound                        no such job, or no longer known
-│   └── StreamExpired                      its events are gone from the server
+│   ├── StreamExpired                      its events are gone from the server
+│   └── StreamGap(expected, found)         some of its events are missing in the middle
 ├── ResultTimeout(job_id, timeout_s)       also a TimeoutError
 ├── ServerLost(url)                        Redis cannot be reached, or refuses us
 ├── ModelError(field)                      a model folder that cannot be served
@@ -160,6 +161,17 @@ class StreamExpired(JobError):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(job_id, f"the events of job {job_id} are no longer on the server")
+
+
+class StreamGap(JobError):
+    """Events are missing in the middle of the stream: tokens `expected` to `found` - 1."""
+
+    def __init__(self, job_id: str, expected: int, found: int) -> None:
+        super().__init__(
+            job_id, f"the events of job {job_id} go on at token {found} instead of {expected}"
+        )
+        self.expected = expected
+        self.found = found
 
 
 class ResultTimeout(InferqError, TimeoutError):

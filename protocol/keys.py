@@ -102,6 +102,10 @@ class QueueKeys:
         """Hash: worker name to its last heartbeat."""
         return f"{self.prefix}workers"
 
+    def wake(self, reader: str) -> str:
+        """Stream: one entry, which wakes a reader that blocks on it; written by its own client."""
+        return f"{self.prefix}wake:{reader}"
+
 
 def new_job_id(partition: int = 0) -> str:
     """Make a job id: 48 bits of milliseconds, 80 random bits (as in UUIDv7), the partition."""
