@@ -1,0 +1,49 @@
+"""What a request must satisfy before it may wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from inferq.protocol.errors import InvalidRequestError
+from inferq.worker.engine.sequence import EngineRequest
+
+
+def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int) -> None:
+    """Raise `InvalidRequestError`, naming field and limit, for what can never be served."""
+    prompt, params = request.prompt_token_ids, request.params
+    if not prompt:
+        raise InvalidRequestError("is empty", field="prompt_token_ids", limit=1)
+    if len(prompt) >= max_model_len:
+        raise InvalidRequestError(
+            f"{len(prompt)} tokens leave no room for output in a context of {max_model_len} tokens",
+            field="prompt_token_ids",
+            limit=max_model_len - 1,
+        )
+    room = max_model_len - len(prompt)
+    if params.min_tokens > room:
+        raise InvalidRequestError(
+            f"{params.min_tokens} is more than the {room} tokens that a prompt of {len(prompt)} "
+            f"leaves of a context of {max_model_len}",
+            field="min_tokens",
+            limit=room,
+        )
+    if params.seed is None:
+        raise InvalidRequestError("must be set before a request reaches the engine", field="seed")
+    if not math.isfinite(request.arrival):
+        raise InvalidRequestError(f"{request.arrival} is not a time", field="arrival")
+    _check_vocabulary("prompt_token_ids", prompt, vocab_size)
+    _check_vocabulary("output_token_ids", request.output_token_ids, vocab_size)
+    _check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
+
+
+def _check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    ids = tuple(token_ids)
+    # min and max run in C: prompts are long
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        outside = next(i for i in ids if not 0 <= i < vocab_size)
+        raise InvalidRequestError(
+            f"{outside} is not in the vocabulary of {vocab_size} tokens",
+            field=field,
+            limit=f"[0, {vocab_size - 1}]",
+        )
