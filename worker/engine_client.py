@@ -1,0 +1,237 @@
+"""The I/O side's handle on the engine process: starts it, sends requests, receives steps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+import structlog
+
+from inferq.protocol.errors import ErrorInfo, InferqError, ModelError
+from inferq.protocol.messages import FinishReason, TokenLogprob
+from inferq.protocol.params import SamplingParams
+from inferq.worker.frames import decode_error, decode_logprobs, pack, unpack
+
+logger = structlog.get_logger("inferq.engine")
+
+#: Seconds to let the process end by itself before it is killed.
+STOP_TIMEOUT_S: Final = 5.0
+
+
+class EngineDied(InferqError):
+    """The engine process ended, or stood still for longer than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a loaded engine can hold; `pool_tokens` is its KV pool in tokens."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+
+    @property
+    def pool_tokens(self) -> int:
+        """KV tokens of the whole pool."""
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """What some steps brought to one request."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | None
+    num_cached_tokens: int
+    error: ErrorInfo | None
+
+
+class EngineClient:
+    """Runs one engine process; `on_outputs` is called on the event loop for each batch of steps."""
+
+    def __init__(self) -> None:
+        self.on_outputs: Callable[[Sequence[EngineOutput]], None] = _nobody_listens
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._ready: asyncio.Future[EngineInfo] | None = None
+        self._dead = asyncio.Event()
+        #: Why the process ended, once it has.
+        self.death: str | None = None
+        self._unanswered: set[str] = set()
+        self.steps = 0
+        self.last_step_at = time.monotonic()
+        self.stats: dict[str, int] = {}
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process has ended."""
+        return self._dead.is_set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the engine has requests that have not ended."""
+        return bool(self._unanswered)
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the engine last advanced; 0 while it has nothing to do."""
+        return time.monotonic() - self.last_step_at if self.is_busy else 0.0
+
+    async def start(self, options: dict[str, Any]) -> EngineInfo:
+        """Start the process, load the model, and return what it can hold.
+
+        Raises `ModelError` if the model cannot be served, `EngineDied` if the process ends.
+        """
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "inferq.worker.engine_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C is for the I/O side, which drains the engine
+            )
+        self._connection = Connection(ours.detach())
+        threading.Thread(target=self._read, args=(loop,), name="engine-reader", daemon=True).start()
+        self._send([options])
+        return await self._ready
+
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        params: SamplingParams,
+        priority: int,
+    ) -> None:
+        """Hand a request to the engine; `output_token_ids` were generated before (resume)."""
+        if not self._unanswered:
+            self.last_step_at = time.monotonic()
+        self._unanswered.add(request_id)
+        self._send(
+            [
+                "add",
+                request_id,
+                list(prompt_token_ids),
+                list(output_token_ids),
+                params.to_wire(),
+                priority,
+            ]
+        )
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Have the engine drop requests and free their blocks at once."""
+        self._unanswered.difference_update(request_ids)
+        self._send(["abort", list(request_ids)])
+
+    async def wait_dead(self, timeout_s: float) -> None:
+        """Wait until the process has ended, or the time is over."""
+        try:
+            await asyncio.wait_for(self._dead.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    async def stop(self) -> None:
+        """End the process."""
+        if self._process is None or self._connection is None:
+            return
+        # A shutdown wakes the reader thread and the child at once; a close would wait for both.
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
+        process = self._process
+        try:
+            await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
+    def kill(self) -> None:
+        """End the process without waiting for its step."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _send(self, frame: list[Any]) -> None:
+        assert self._connection is not None
+        try:
+            self._connection.send_bytes(pack(frame))
+        except OSError as error:
+            # The reader thread sees the end as well and sets `death`.
+            logger.debug("engine pipe closed", error=str(error))
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        assert self._connection is not None
+        reason = "the engine process ended"
+        try:
+            while True:
+                frame = unpack(self._connection.recv_bytes())
+                loop.call_soon_threadsafe(self._receive, frame)
+        except (EOFError, OSError):
+            if self._process is not None:
+                try:
+                    reason = f"{reason} with status {self._process.wait(STOP_TIMEOUT_S)}"
+                except subprocess.TimeoutExpired:
+                    reason = f"{reason} its connection"
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._gone, reason)
+
+    def _receive(self, frame: list[Any]) -> None:
+        assert self._ready is not None
+        match frame:
+            case ["ready", info]:
+                if not self._ready.done():
+                    self._ready.set_result(EngineInfo(**info))
+            case ["failed", message, field]:
+                if not self._ready.done():
+                    self._ready.set_exception(ModelError(message, field=field))
+            case ["steps", steps, rows, stats]:
+                self._take_steps(steps, rows, stats)
+
+    def _take_steps(self, steps: int, rows: list[list[Any]], stats: dict[str, int]) -> None:
+        if steps != self.steps:
+            self.steps = steps
+            self.last_step_at = time.monotonic()
+        self.stats = stats
+        outputs = [_decode_output(row) for row in rows]
+        self._unanswered.difference_update(
+            output.request_id for output in outputs if output.finish_reason is not None
+        )
+        self.on_outputs(outputs)
+
+    def _gone(self, reason: str) -> None:
+        assert self._ready is not None
+        if not self._ready.done():
+            self._ready.set_exception(EngineDied(reason))
+        self.death = reason
+        self._dead.set()
+
+
+def _nobody_listens(outputs: Sequence[EngineOutput]) -> None:
+    if outputs:
+        raise EngineDied("the engine sent outputs before anyone listened")
+
+
+def _decode_output(row: list[Any]) -> EngineOutput:
+    request_id, token_ids, logprobs, finish, stop_reason, cached, error = row
+    return EngineOutput(
+        request_id=request_id,
+        token_ids=tuple(token_ids),
+        logprobs=decode_logprobs(logprobs),
+        finish_reason=None if finish is None else FinishReason(finish),
+        stop_reason=stop_reason,
+        num_cached_tokens=cached,
+        error=decode_error(error),
+    )

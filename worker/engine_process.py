@@ -1,0 +1,201 @@
+"""The engine's own process: runs steps, and never waits for Redis or encodes messages for it.
+
+A reader thread fills the inbox, a writer thread empties the outbox (see `frames`); when the parent
+is gone, the process ends at once. An exception in a step ends it too: the state on the device is
+unknown then, and other workers take the jobs over.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from inferq.protocol.errors import InferqError, InvalidRequestError
+from inferq.protocol.messages import FinishReason
+from inferq.protocol.params import SamplingParams
+from inferq.worker.engine.config import EngineConfig
+from inferq.worker.engine.engine import Engine, TokenOutput
+from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.frames import encode_error, encode_logprobs, pack, unpack
+
+#: Exit status when the parent went away, and when the model could not be loaded.
+EXIT_ORPHANED: Final = 70
+EXIT_NOT_LOADED: Final = 71
+
+
+class Outbox:
+    """Merges the outputs of steps until the writer thread has sent the last ones."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._condition = threading.Condition()
+        self._outputs: dict[str, TokenOutput] = {}
+        self._steps = 0
+        self._stats: dict[str, int] = {}
+        self._changed = False
+        threading.Thread(target=self._write, name="outbox", daemon=True).start()
+
+    def put(self, outputs: list[TokenOutput], steps: int, stats: dict[str, int]) -> None:
+        """Add what one step brought."""
+        with self._condition:
+            for output in outputs:
+                held = self._outputs.get(output.request_id)
+                self._outputs[output.request_id] = merge_outputs(held, output)
+            self._steps, self._stats, self._changed = steps, stats, True
+            self._condition.notify()
+
+    def _write(self) -> None:
+        try:
+            while True:
+                with self._condition:
+                    self._condition.wait_for(lambda: self._changed)
+                    outputs, self._outputs = self._outputs, {}
+                    steps, stats, self._changed = self._steps, self._stats, False
+                rows = [_encode_output(output) for output in outputs.values()]
+                self._connection.send_bytes(pack(["steps", steps, rows, stats]))
+        except OSError:
+            os._exit(EXIT_ORPHANED)
+
+
+def merge_outputs(first: TokenOutput | None, second: TokenOutput) -> TokenOutput:
+    """Return two consecutive outputs of one request as one; `first` has not finished."""
+    if first is None:
+        return second
+    logprobs = second.logprobs
+    if first.logprobs is not None:
+        logprobs = (*first.logprobs, *(second.logprobs or ()))
+    return replace(second, token_ids=(*first.token_ids, *second.token_ids), logprobs=logprobs)
+
+
+class EngineLoop:
+    """Feeds the engine from the inbox and steps it while there is work."""
+
+    def __init__(self, engine: Engine, connection: Connection) -> None:
+        self._engine = engine
+        self._connection = connection
+        self._inbox: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        self._outbox = Outbox(connection)
+        self._steps = 0
+        self._peak_blocks = 0
+
+    def run(self) -> None:
+        """Serve until the parent goes away (the reader thread then ends the process)."""
+        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+        while True:
+            self._take_commands()
+            outputs = self._engine.step()
+            self._steps += 1
+            self._report(outputs)
+
+    def _take_commands(self) -> None:
+        """Apply all commands that wait; block for one while the engine has nothing to do."""
+        while True:
+            try:
+                command = self._inbox.get(block=not self._engine.has_work())
+            except queue.Empty:
+                return
+            match command:
+                case ["add", *fields]:
+                    self._add(*fields)
+                case ["abort", request_ids]:
+                    for request_id in request_ids:
+                        self._engine.abort(request_id)
+                    self._report([])
+
+    def _add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        output: list[int],
+        params: dict[str, Any],
+        priority: int,
+    ) -> None:
+        try:
+            self._engine.add_request(
+                EngineRequest(
+                    request_id=request_id,
+                    prompt_token_ids=tuple(prompt),
+                    output_token_ids=tuple(output),
+                    params=SamplingParams.from_wire(params),
+                    priority=priority,
+                    arrival=time.monotonic(),
+                )
+            )
+        except InvalidRequestError as error:
+            self._report(
+                [
+                    TokenOutput(
+                        request_id=request_id, finish_reason=FinishReason.ERROR, error=error.info
+                    )
+                ]
+            )
+
+    def _report(self, outputs: list[TokenOutput]) -> None:
+        stats = self._engine.stats()
+        self._peak_blocks = max(self._peak_blocks, stats.blocks_used)
+        self._outbox.put(
+            outputs,
+            self._steps,
+            {
+                "running": stats.num_running,
+                "waiting": stats.num_waiting,
+                "blocks": stats.blocks_total,
+                "free": stats.blocks_free,
+                "cached": stats.blocks_cached,
+                "peak": self._peak_blocks,
+                "preemptions": stats.preemptions,
+            },
+        )
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._inbox.put(unpack(self._connection.recv_bytes()))
+        except (EOFError, OSError):
+            os._exit(EXIT_ORPHANED)
+
+
+def _encode_output(output: TokenOutput) -> list[Any]:
+    return [
+        output.request_id,
+        output.token_ids,
+        encode_logprobs(output.logprobs),
+        None if output.finish_reason is None else output.finish_reason.value,
+        output.stop_reason,
+        output.num_cached_tokens,
+        encode_error(output.error),
+    ]
+
+
+def main(connection: Connection) -> int:
+    """Load the model that the first frame names, then serve it."""
+    options: dict[str, Any] = unpack(connection.recv_bytes())[0]
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
+    logging.getLogger("inferq").setLevel(options.pop("log_level").upper())
+    from inferq.worker.factory import load_engine  # imports torch: after the settings are checked
+
+    try:
+        engine = load_engine(EngineConfig(**options))
+    except InferqError as error:
+        connection.send_bytes(pack(["failed", str(error), getattr(error, "field", "model")]))
+        return EXIT_NOT_LOADED
+    info = {
+        "num_blocks": engine.num_blocks,
+        "block_size": engine.block_size,
+        "max_model_len": engine.max_model_len,
+        "vocab_size": engine.vocab_size,
+    }
+    connection.send_bytes(pack(["ready", info]))
+    EngineLoop(engine, connection).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Connection(int(sys.argv[1]))))

@@ -1,0 +1,23 @@
+"""Makes an engine from a model: the one place that knows both the scheduler and the model."""
+
+from __future__ import annotations
+
+from inferq.worker.engine.config import EngineConfig
+from inferq.worker.engine.engine import Engine
+from inferq.worker.model.runner import load_runner
+
+
+def load_engine(config: EngineConfig) -> Engine:
+    """Load the model and size its KV pool.
+
+    Raises `ModelError` or `InvalidRequestError` for a model or an option that cannot be served.
+    """
+    runner = load_runner(config)
+    return Engine(
+        config,
+        runner,
+        num_blocks=runner.num_blocks,
+        max_model_len=runner.max_model_len,
+        eos_token_ids=runner.eos_token_ids,
+        vocab_size=runner.vocab_size,
+    )

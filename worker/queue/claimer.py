@@ -1,0 +1,143 @@
+"""Pulls jobs while their pages fit; between pulls, sleeps until there is something to pull.
+
+Claims go through one script that takes only what fits. New work wakes the claimer through a
+blocking XREAD on a connection of its own (about a millisecond after it was enqueued); freed blocks
+wake it from within.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis.exceptions
+import structlog
+from redis.asyncio import Redis
+
+from inferq.protocol.errors import QueueFull, ServerLost
+from inferq.protocol.keys import Lane, QueueKeys
+from inferq.protocol.scripts import ClaimedJob, ClaimReply, QueueScripts
+from inferq.worker.queue.running import RunningJobs
+
+logger = structlog.get_logger("inferq.claimer")
+
+#: Longest blocking read, in ms: below redis-py's default socket time-out of 5 s.
+BLOCK_MS: Final = 2000
+#: Shortest sleep before something that falls due, in seconds.
+MIN_SLEEP_S: Final = 0.005
+#: Pause after a failed call, in seconds.
+RETRY_PAUSE_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLimits:
+    """What a claim tells the script besides the free tokens; times in milliseconds."""
+
+    max_model_len: int
+    block_size: int
+    lease_ms: int
+    max_crashes: int
+    retention_ms: int
+    starve_ms: int
+
+
+class Claimer:
+    """Claims jobs into `on_claimed` while `jobs` has room."""
+
+    def __init__(
+        self,
+        redis_client: Redis,
+        scripts: QueueScripts,
+        keys: QueueKeys,
+        worker: str,
+        jobs: RunningJobs,
+        limits: ClaimLimits,
+        *,
+        on_claimed: Callable[[ClaimedJob], None],
+    ) -> None:
+        self._redis = redis_client
+        self._scripts = scripts
+        self._keys = keys
+        self._worker = worker
+        self._jobs = jobs
+        self._limits = limits
+        self._on_claimed = on_claimed
+        self._room_changed = asyncio.Event()
+        #: Whether the last claim succeeded.
+        self.is_connected = False
+
+    def room_changed(self) -> None:
+        """Tell the claimer that blocks or places came free."""
+        self._room_changed.set()
+
+    async def run(self) -> None:
+        """Claim until cancelled."""
+        while True:
+            self._room_changed.clear()
+            if self._jobs.free_places <= 0 or self._jobs.free_tokens < self._jobs.block_size:
+                await self._room_changed.wait()
+                continue
+            try:
+                reply = await self._claim()
+                self.is_connected = True
+                await self._sleep_until_due(reply)
+            except (ServerLost, QueueFull) as error:
+                self.is_connected = False
+                logger.warning("claim failed, will retry", error=str(error))
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _claim(self) -> ClaimReply:
+        limits = self._limits
+        reply = await self._scripts.claim(
+            self._worker,
+            free_tokens=max(0, self._jobs.free_tokens),
+            idle=len(self._jobs) == 0,
+            max_jobs=self._jobs.free_places,
+            max_model_len=limits.max_model_len,
+            block_size=limits.block_size,
+            lease_ms=limits.lease_ms,
+            max_crashes=limits.max_crashes,
+            retention_ms=limits.retention_ms,
+            starve_ms=limits.starve_ms,
+        )
+        for claimed in reply.claimed:
+            self._on_claimed(claimed)
+        return reply
+
+    async def _sleep_until_due(self, reply: ClaimReply) -> None:
+        """Sleep until blocks come free, an entry arrives, or something in the queue falls due."""
+        due_s = BLOCK_MS / 1000
+        if reply.next_due_ms is not None:
+            due_s = min(due_s, max(MIN_SLEEP_S, reply.next_due_ms / 1000))
+        waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._room_changed.wait())]
+        if not reply.waiting:
+            # With jobs waiting that do not fit, an arrival changes nothing: only room does.
+            waits.append(asyncio.create_task(self._arrival(reply.lane_tails, due_s)))
+        try:
+            done, _ = await asyncio.wait(waits, timeout=due_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        for finished in done:
+            finished.result()
+
+    async def _arrival(self, tails: Mapping[Lane, str], timeout_s: float) -> None:
+        """Return when a lane got an entry after its tail, or after about `timeout_s`."""
+        streams: dict[Any, Any] = {self._keys.jobs(lane): tail for lane, tail in tails.items()}
+        block_ms = max(1, min(BLOCK_MS, round(timeout_s * 1000)))
+        # A single-connection client of its own: when the wait is cancelled its connection is
+        # dropped, so that no unread reply stays behind on a shared one.
+        client = self._redis.client()
+        try:
+            await client.xread(streams, count=1, block=block_ms)
+        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
+            raise ServerLost(f"waiting for jobs failed: {error}") from error
+        except asyncio.CancelledError:
+            if client.connection is not None:
+                await client.connection.disconnect(nowait=True)
+            raise
+        finally:
+            await client.aclose()

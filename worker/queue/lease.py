@@ -1,0 +1,110 @@
+"""Keeps leases alive while the engine makes progress, and ends jobs whose time has come.
+
+A lease is renewed by publishing tokens, or by a heartbeat when the engine advanced without tokens
+for the job (long prefill, waiting). A live thread is no proof of progress: an engine that stands
+still loses its jobs to other workers. All times are this machine's monotonic clock, and a lease is
+counted from before the call that renewed it, so it never outlasts the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from inferq.protocol.errors import QueueFull, ServerLost
+from inferq.protocol.scripts import QueueScripts
+from inferq.worker.queue.running import RunningJob, RunningJobs
+
+logger = structlog.get_logger("inferq.lease")
+
+#: Heartbeats per lease: two may be lost before a lease ends.
+BEATS_PER_LEASE: Final = 4
+
+
+class LeaseKeeper:
+    """Renews the leases of the registry's jobs, and reports those lost, cancelled or overdue.
+
+    `progress()` returns a number that grows as the engine advances, or None while the engine has
+    nothing to do (then nothing can be stuck).
+    """
+
+    def __init__(
+        self,
+        scripts: QueueScripts,
+        worker: str,
+        jobs: RunningJobs,
+        *,
+        lease_s: float,
+        progress: Callable[[], int | None],
+        on_lost: Callable[[RunningJob, str], None],
+        on_cancel: Callable[[RunningJob], None],
+        on_deadline: Callable[[RunningJob], None],
+    ) -> None:
+        self._scripts = scripts
+        self._worker = worker
+        self._jobs = jobs
+        self._lease_s = lease_s
+        self._progress = progress
+        self._on_lost = on_lost
+        self._on_cancel = on_cancel
+        self._on_deadline = on_deadline
+        self._last_progress: int | None = None
+        #: When the server last answered a call, by this machine's clock.
+        self.last_contact = time.monotonic()
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        interval = self._lease_s / BEATS_PER_LEASE
+        while True:
+            await asyncio.sleep(min(interval, self._next_deadline()))
+            self._end_overdue()
+            try:
+                await self._beat(interval)
+            except (ServerLost, QueueFull) as error:
+                logger.warning("heartbeat failed", error=str(error))
+            self._drop_expired()
+
+    def _next_deadline(self) -> float:
+        now = time.monotonic()
+        waits = [job.deadline - now for job in self._jobs if job.deadline and not job.is_finished]
+        return max(0.01, min(waits, default=self._lease_s))
+
+    def _end_overdue(self) -> None:
+        now = time.monotonic()
+        for job in self._jobs:
+            if job.deadline is not None and now >= job.deadline and not job.is_finished:
+                self._on_deadline(job)
+
+    async def _beat(self, interval: float) -> None:
+        progress = self._progress()
+        stuck = progress is not None and progress == self._last_progress
+        now = time.monotonic()
+        due = [job for job in self._jobs if now >= job.lease_until - self._lease_s + interval * 0.9]
+        if stuck or not due:
+            return
+        self._last_progress = progress
+        replies = await self._scripts.heartbeat(
+            self._worker,
+            [(job.id, job.epoch) for job in due],
+            lease_ms=round(self._lease_s * 1000),
+        )
+        self.last_contact = time.monotonic()
+        for job, reply in zip(due, replies, strict=True):
+            if job not in self._jobs:
+                continue
+            if reply.status == "stale":
+                self._on_lost(job, "another worker has taken the job over")
+                continue
+            job.lease_until = now + self._lease_s
+            if reply.cancel and not job.is_finished:
+                self._on_cancel(job)
+
+    def _drop_expired(self) -> None:
+        now = time.monotonic()
+        for job in self._jobs:
+            if now >= job.lease_until:
+                self._on_lost(job, "the lease ended before it could be renewed")

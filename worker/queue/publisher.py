@@ -1,0 +1,148 @@
+"""Sends what the jobs generated since the last flush: many jobs in one call, off the engine's path.
+
+Tokens that arrive while a call is under way wait for the next one, and travel in one event:
+coalescing comes from backlog, not from a timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from inferq.protocol.errors import QueueFull, ServerLost
+from inferq.protocol.scripts import PublishItem, PublishReply, QueueScripts
+from inferq.worker.queue.running import RunningJob, RunningJobs
+
+logger = structlog.get_logger("inferq.publisher")
+
+#: Most jobs of one call: bounds the time that the script holds the server.
+MAX_JOBS_PER_CALL: Final = 256
+#: Bounds of the pause after a failed call, in seconds.
+RETRY_PAUSE_S: Final = (0.05, 1.0)
+
+
+class Publisher:
+    """Publishes the registry's jobs; tells the service of ends, losses and cancels.
+
+    `on_published(job)` runs when the terminal event is on the server, `on_lost(job, why)` when
+    another worker owns the job or its lease ended, `on_cancel(job)` when a cancel mark was seen.
+    """
+
+    def __init__(
+        self,
+        scripts: QueueScripts,
+        worker: str,
+        jobs: RunningJobs,
+        *,
+        lease_s: float,
+        retention_s: float,
+        on_published: Callable[[RunningJob], None],
+        on_lost: Callable[[RunningJob, str], None],
+        on_cancel: Callable[[RunningJob], None],
+    ) -> None:
+        self._scripts = scripts
+        self._worker = worker
+        self._jobs = jobs
+        self._lease_s = lease_s
+        self._retention_ms = round(retention_s * 1000)
+        self._on_published = on_published
+        self._on_lost = on_lost
+        self._on_cancel = on_cancel
+        self._dirty: dict[RunningJob, None] = {}
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def mark_dirty(self, job: RunningJob) -> None:
+        """Have the job's unsent tokens (or its end) published soon."""
+        self._dirty[job] = None
+        self._idle.clear()
+        self._wake.set()
+
+    def forget(self, job: RunningJob) -> None:
+        """Publish nothing more of the job."""
+        self._dirty.pop(job, None)
+
+    async def flushed(self) -> None:
+        """Wait until the server has all that was marked so far."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            pause = RETRY_PAUSE_S[0]
+            while self._dirty:
+                try:
+                    await self._flush_once()
+                    pause = RETRY_PAUSE_S[0]
+                except (ServerLost, QueueFull) as error:
+                    logger.warning("publish failed, will retry", error=str(error))
+                    self._drop_expired()
+                    await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+                    pause = min(2 * pause, RETRY_PAUSE_S[1])
+            self._idle.set()
+
+    async def _flush_once(self) -> None:
+        batch = [job for job in self._dirty if job in self._jobs and job.is_dirty]
+        batch = batch[:MAX_JOBS_PER_CALL]
+        if not batch:
+            self._dirty.clear()
+            return
+        items = [
+            PublishItem(
+                job_id=job.id,
+                epoch=job.epoch,
+                first=job.acknowledged,
+                events=job.unsent_events(),
+                terminal=None if job.terminal is None else job.terminal.finish_reason,
+            )
+            for job in batch
+        ]
+        sent_at = time.monotonic()
+        replies = await self._scripts.publish(
+            self._worker,
+            items,
+            lease_ms=round(self._lease_s * 1000),
+            retention_ms=self._retention_ms,
+        )
+        self._settle(batch, items, replies, sent_at)
+
+    def _settle(
+        self,
+        batch: Sequence[RunningJob],
+        items: Sequence[PublishItem],
+        replies: Sequence[PublishReply],
+        sent_at: float,
+    ) -> None:
+        for job, item, reply in zip(batch, items, replies, strict=True):
+            if job not in self._jobs:
+                continue  # let go while the call was under way
+            if reply.status == "stale" or reply.offset > len(job.log.token_ids):
+                self._dirty.pop(job, None)
+                self._on_lost(job, "another worker has taken the job over")
+                continue
+            job.lease_until = sent_at + self._lease_s
+            job.acknowledged = reply.offset
+            if item.terminal is not None and reply.status in ("ok", "done"):
+                self._dirty.pop(job, None)
+                self._on_published(job)
+            elif reply.cancel and not job.is_finished:
+                self._on_cancel(job)
+            elif not job.is_dirty:
+                self._dirty.pop(job, None)
+
+    def _drop_expired(self) -> None:
+        now = time.monotonic()
+        for job in list(self._dirty):
+            if job not in self._jobs:
+                self._dirty.pop(job, None)
+            elif now >= job.lease_until:
+                self._dirty.pop(job, None)
+                self._on_lost(job, "the lease ended while the server could not be reached")

@@ -1,0 +1,270 @@
+"""One worker process: joins the queue side and the engine, from start to drained end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import structlog
+from redis.asyncio import Redis
+
+from inferq.protocol.errors import QueueFull, ServerLost
+from inferq.protocol.keys import QueueKeys
+from inferq.protocol.scripts import ClaimedJob, QueueScripts
+from inferq.version import __version__
+from inferq.worker.dispatch import Dispatcher
+from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine_client import EngineClient, EngineInfo
+from inferq.worker.queue.claimer import Claimer, ClaimLimits
+from inferq.worker.queue.lease import LeaseKeeper
+from inferq.worker.queue.publisher import Publisher
+from inferq.worker.queue.running import RunningJobs
+from inferq.worker.settings import EngineSettings, WorkerSettings
+
+logger = structlog.get_logger("inferq.worker")
+
+#: Seconds that publishing and handing over may take at the end of a drain.
+HAND_OVER_S: Final = 5.0
+
+
+class WorkerService:
+    """Serves one queue partition with one engine until a signal, or the engine's end, stops it."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._keys = QueueKeys(settings.queue, settings.partition)
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until stopped.
+
+        Returns 0 when drained, 1 when the engine or a part of the worker failed. Raises
+        `ServerLost` if Redis cannot be reached at the start, `ModelError` for a model that cannot
+        be served.
+        """
+        client = connect(self._settings.redis_url.get_secret_value())
+        scripts = QueueScripts(client, self._keys)
+        engine = EngineClient()
+        try:
+            await scripts.ping()
+            with self._signals():
+                starting = asyncio.create_task(self._start_engine(engine))
+                stopping = asyncio.create_task(self._stop.wait())
+                await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not starting.done():
+                    starting.cancel()
+                    return 0
+                stopping.cancel()
+                info, tokenizer = starting.result()
+                return await _Session(
+                    self._settings, self._keys, client, scripts, engine, info, tokenizer
+                ).serve(self._stop, self._hurry)
+        finally:
+            await engine.stop()
+            await client.aclose()
+
+    async def _start_engine(self, engine: EngineClient) -> tuple[EngineInfo, Tokenizer]:
+        settings = self._settings
+        started_at = time.monotonic()
+        options = {name: getattr(settings, name) for name in EngineSettings.model_fields}
+        options["log_level"] = settings.log_level
+        info, tokenizer = await asyncio.gather(
+            engine.start(options), asyncio.to_thread(Tokenizer.load, settings.model)
+        )
+        logger.info(
+            "engine ready",
+            model=settings.model_name,
+            seconds=round(time.monotonic() - started_at, 1),
+            blocks=info.num_blocks,
+            block_size=info.block_size,
+            max_model_len=info.max_model_len,
+        )
+        return info, tokenizer
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def on_signal(name: str) -> None:
+            if self._stop.is_set():
+                self._hurry.set()
+            logger.info("signal received, draining", signal=name, at_once=self._hurry.is_set())
+            self._stop.set()
+
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for signum in signals:
+            loop.add_signal_handler(signum, on_signal, signum.name)
+        try:
+            yield
+        finally:
+            for signum in signals:
+                loop.remove_signal_handler(signum)
+
+
+class _Session:
+    """The parts of a worker whose engine is loaded, wired together."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        keys: QueueKeys,
+        client: Redis,
+        scripts: QueueScripts,
+        engine: EngineClient,
+        info: EngineInfo,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._settings = settings
+        self._scripts = scripts
+        self._engine = engine
+        self._info = info
+        worker = settings.worker_name
+        self._jobs = jobs = RunningJobs(info.pool_tokens, info.block_size, settings.max_jobs)
+        self._dispatcher = dispatcher = Dispatcher(
+            worker=worker,
+            model_name=settings.model_name,
+            redis_client=client,
+            keys=keys,
+            scripts=scripts,
+            tokenizer=tokenizer,
+            engine=engine,
+            info=info,
+            jobs=jobs,
+            on_room=lambda: self._claimer.room_changed(),
+        )
+        self._publisher = Publisher(
+            scripts,
+            worker,
+            jobs,
+            lease_s=settings.lease_s,
+            retention_s=settings.retention_s,
+            on_published=dispatcher.published,
+            on_lost=dispatcher.lose,
+            on_cancel=dispatcher.cancel,
+        )
+        dispatcher.connect(self._publisher)
+        self._claimer = Claimer(
+            client,
+            scripts,
+            keys,
+            worker,
+            jobs,
+            ClaimLimits(
+                max_model_len=info.max_model_len,
+                block_size=info.block_size,
+                lease_ms=round(settings.lease_s * 1000),
+                max_crashes=settings.max_crashes,
+                retention_ms=round(settings.retention_s * 1000),
+                starve_ms=round(settings.starve_s * 1000),
+            ),
+            on_claimed=self._take,
+        )
+        self._leases = LeaseKeeper(
+            scripts,
+            worker,
+            jobs,
+            lease_s=settings.lease_s,
+            progress=lambda: engine.steps if engine.is_busy else None,
+            on_lost=dispatcher.lose,
+            on_cancel=dispatcher.cancel,
+            on_deadline=dispatcher.expire,
+        )
+        engine.on_outputs = dispatcher.receive
+
+    async def serve(self, stop: asyncio.Event, hurry: asyncio.Event) -> int:
+        """Work until `stop`, the engine's end, or a fault of our own; then drain."""
+        claiming = asyncio.create_task(self._claimer.run(), name="claimer")
+        parts = [
+            asyncio.create_task(self._publisher.run(), name="publisher"),
+            asyncio.create_task(self._leases.run(), name="leases"),
+            asyncio.create_task(self._report(), name="report"),
+            asyncio.create_task(self._watch(), name="watchdog"),
+        ]
+        stopped = asyncio.create_task(stop.wait())
+        logger.info("serving", queue=self._settings.queue, partition=self._settings.partition)
+        try:
+            done, _ = await asyncio.wait(
+                {claiming, *parts, stopped}, return_when=asyncio.FIRST_COMPLETED
+            )
+            failed = [task for task in done if task is not stopped]
+            for task in failed:
+                logger.error("part ended", part=task.get_name(), exc_info=task.exception())
+            # No more claims before the hand-back: it would claim its own jobs again.
+            await _cancel([claiming])
+            if not self._engine.is_dead:
+                await self._drain(0.0 if failed else self._settings.drain_timeout_s, hurry)
+            return 1 if failed else 0
+        finally:
+            await _cancel([claiming, stopped, *parts])
+
+    def _take(self, claimed: ClaimedJob) -> None:
+        self._dispatcher.take(claimed, self._settings.lease_s)
+
+    async def _drain(self, timeout_s: float, hurry: asyncio.Event) -> None:
+        """Hand back the unstarted, finish what ends in time, hand over the rest."""
+        try:
+            unstarted = [job for job in self._jobs if not job.has_started and not job.is_finished]
+            logger.info("draining", running=len(self._jobs), handing_back=len(unstarted))
+            await self._dispatcher.hand_back(unstarted)
+            deadline = time.monotonic() + timeout_s
+            while len(self._jobs) and time.monotonic() < deadline and not hurry.is_set():
+                await asyncio.sleep(0.02)
+            async with asyncio.timeout(HAND_OVER_S):
+                await self._dispatcher.hand_back(list(self._jobs))
+                await self._publisher.flushed()
+                await self._scripts.unregister(self._settings.worker_name)
+        except (ServerLost, QueueFull, TimeoutError) as error:
+            # The leases run out by themselves; others take over then.
+            logger.warning("hand-over incomplete", left=len(self._jobs), error=str(error))
+
+    async def _report(self) -> None:
+        """Tell the queue what this worker has, so that people and autoscalers can see it."""
+        while True:
+            stats = self._engine.stats
+            try:
+                await self._scripts.register(
+                    self._settings.worker_name,
+                    {
+                        "model": self._settings.model_name,
+                        "version": __version__,
+                        "blocks": self._info.num_blocks,
+                        "block_size": self._info.block_size,
+                        "max_model_len": self._info.max_model_len,
+                        "free": stats.get("free", self._info.num_blocks),
+                        "cached": stats.get("cached", 0),
+                        "peak": stats.get("peak", 0),
+                        "running": stats.get("running", 0),
+                        "waiting": stats.get("waiting", 0),
+                    },
+                )
+            except (ServerLost, QueueFull) as error:
+                logger.warning("report failed", error=str(error))
+            await asyncio.sleep(self._settings.report_interval_s)
+
+    async def _watch(self) -> None:
+        """End when the engine does; end the engine when one step takes longer than it may."""
+        limit = self._settings.step_timeout_s
+        while not self._engine.is_dead:
+            await self._engine.wait_dead(timeout_s=min(1.0, limit / 4))
+            if self._engine.stalled_s > limit:
+                logger.error("engine step exceeds its limit", limit_s=limit)
+                self._engine.kill()
+        logger.error("engine ended", why=self._engine.death)
+
+
+def connect(url: str) -> Redis:
+    """Return a client whose calls end within seconds, whatever the server does."""
+    return Redis.from_url(
+        url, socket_connect_timeout=4.0, socket_timeout=5.0, health_check_interval=30
+    )
+
+
+async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

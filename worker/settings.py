@@ -1,0 +1,141 @@
+"""Every setting of a worker, from flags, environment and files alike; read once, then immutable."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from inferq.protocol.errors import InvalidRequestError
+
+ENV_PREFIX: Final = "INFERQ_"
+#: Variables with our prefix that other parts of inferq read.
+_OTHER_VARIABLES: Final = frozenset({"INFERQ_CACHE", "INFERQ_QUEUE_LIMIT"})
+
+
+def _default_worker_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+class EngineSettings(BaseSettings):
+    """What shapes the engine; the same names as the arguments of `LLM`."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+
+    model: str = Field(
+        description="Model to serve: a folder in Hugging Face form, or a hub id.", min_length=1
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Type of weights and activations; auto takes the model's own."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs; auto takes a GPU where there is one."
+    )
+    block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block (page).")
+    max_model_len: int | None = Field(
+        None, ge=1, description="Longest prompt plus output, in tokens; default: the model's own."
+    )
+    kv_cache_memory: int | None = Field(
+        None, ge=1, description="Bytes of KV cache; default: a share of what is free."
+    )
+    num_kv_blocks: int | None = Field(
+        None, ge=1, description="Number of KV blocks, instead of sizing the pool by memory."
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of a GPU's memory that the worker may use."
+    )
+    max_num_seqs: int = Field(256, ge=1, description="Most sequences in one step.")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="Most tokens in one step.")
+    enable_prefix_caching: bool = Field(
+        True, description="Share the KV blocks of equal prompt beginnings."
+    )
+
+
+class WorkerSettings(EngineSettings):
+    """What a worker process needs: the engine's settings, the queue's, and its own."""
+
+    served_model_name: str | None = Field(
+        None, description="Name under which jobs may ask for the model; default: its last part."
+    )
+    redis_url: SecretStr = Field(
+        SecretStr("redis://127.0.0.1:6379/0"),
+        description="redis:// or rediss:// URL of the server, credentials included.",
+    )
+    queue: str = Field("default", description="Queue to serve.")
+    partition: int = Field(0, ge=0, lt=1024, description="Partition of the queue to serve.")
+    worker_name: str = Field(
+        default_factory=_default_worker_name,
+        min_length=1,
+        max_length=200,
+        description="Name in the queue's books; default: host name and process id.",
+    )
+    max_jobs: int = Field(256, ge=1, description="Most jobs held at once.")
+    lease_s: float = Field(
+        20.0, ge=0.5, le=3600, description="Seconds without progress after which others take over."
+    )
+    max_crashes: int = Field(
+        3, ge=1, description="Workers that a job may bring down before it is dead-lettered."
+    )
+    retention_s: float = Field(
+        3600.0, ge=1, description="Seconds that results are kept after their last event."
+    )
+    drain_timeout_s: float = Field(
+        25.0, ge=0, description="Seconds to finish jobs after SIGTERM before they are handed over."
+    )
+    step_timeout_s: float = Field(
+        300.0, gt=0, description="Seconds after which a stuck engine step ends the process."
+    )
+    starve_s: float = Field(
+        2.0, ge=0, description="Seconds a large job may wait while smaller ones pass it."
+    )
+    report_interval_s: float = Field(
+        5.0, ge=0.05, le=60, description="Seconds between two reports of the worker's state."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe log lines to write."
+    )
+    log_format: Literal["auto", "json", "pretty"] = Field(
+        "auto", description="Form of log lines; auto is pretty on a terminal, JSON elsewhere."
+    )
+
+    @property
+    def model_name(self) -> str:
+        """The name that jobs use for the model."""
+        return self.served_model_name or Path(self.model).name
+
+
+def load_settings(given: Mapping[str, Any]) -> WorkerSettings:
+    """Read the settings: `given` wins over the environment, that over the defaults.
+
+    Raises `InvalidRequestError` that names the setting, also for a misspelt variable.
+    """
+    check_variable_names(os.environ)
+    try:
+        return WorkerSettings(**given)
+    except ValidationError as error:
+        raise InvalidRequestError(_describe(error), field="settings") from None
+
+
+def check_variable_names(environment: Mapping[str, str]) -> None:
+    """Refuse variables with our prefix that no part of inferq reads."""
+    known = {ENV_PREFIX + name.upper() for name in WorkerSettings.model_fields} | _OTHER_VARIABLES
+    for name in sorted(environment):
+        if name.startswith(ENV_PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise InvalidRequestError(f"no such setting{hint}", field=name)
+
+
+def _describe(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors(include_url=False, include_input=False):
+        name = str(problem["loc"][0])
+        flag = name.replace("_", "-")
+        lines.append(f"--{flag} ({ENV_PREFIX}{name.upper()}): {problem['msg']}")
+    return "; ".join(lines)
