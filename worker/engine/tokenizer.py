@@ -1,0 +1,181 @@
+"""The tokenizer of a model folder: text and chat messages in, token ids out, and back.
+
+Reads the folder with `tokenizers` and Jinja alone: transformers takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from inferq.protocol.errors import InvalidRequestError, ModelError
+from inferq.protocol.messages import ChatMessage
+from inferq.worker.engine.chat_template import ChatTemplate
+from inferq.worker.engine.detokenizer import Detokenizer, detokenizer_factory
+
+_SPECIAL_TOKENS: Final = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        fast: FastTokenizer,
+        *,
+        special_tokens: dict[str, str] | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        special = special_tokens or {}
+        fast.no_truncation()
+        fast.no_padding()
+        self._fast = fast
+        self._template = None if chat_template is None else ChatTemplate(chat_template, special)
+        self._detokenizers = {
+            skip: detokenizer_factory(fast, skip_special_tokens=skip) for skip in (True, False)
+        }
+        self.bos_token_id = self._id_of(special.get("bos_token"))
+        self.eos_token_id = self._id_of(special.get("eos_token"))
+        added = fast.encode("", add_special_tokens=True).ids
+        self._adds_bos = self.bos_token_id is not None and added[:1] == [self.bos_token_id]
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Tokenizer:
+        """Read tokenizer.json, tokenizer_config.json and the chat template of a model folder.
+
+        Raises `ModelError` for a folder without a tokenizer, or with one that is damaged.
+        """
+        path = Path(folder)
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            raise ModelError(f"{path} has no tokenizer.json")
+        try:
+            fast = FastTokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001 - the Rust side raises bare exceptions
+            raise ModelError(f"{file} is damaged: {error}") from None
+        config = _read_json(path / "tokenizer_config.json")
+        special = _special_tokens(_read_json(path / "special_tokens_map.json") | config)
+        return cls(fast, special_tokens=special, chat_template=_chat_template(path, config))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; a model's embedding may be padded beyond."""
+        return self._fast.get_vocab_size()
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chat messages can be rendered."""
+        return self._template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text prompt, with the special tokens that belong around it.
+
+        A text that spells out the beginning-of-sequence token gets no second one. An empty text is
+        that token alone; where there is none, raises `InvalidRequestError`.
+        """
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return `encode` of each text, in parallel on all cores."""
+        encoded = self._fast.encode_batch_fast(list(texts), add_special_tokens=True)
+        return [
+            self._with_one_bos(encoding.ids) if text else self._empty_prompt()
+            for text, encoding in zip(texts, encoded, strict=True)
+        ]
+
+    def render_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        now: datetime | None = None,
+    ) -> list[int]:
+        """Return the token ids of a conversation; its template says which special tokens.
+
+        Raises `InvalidRequestError` (field `messages`) when the model has no chat template, or the
+        template refuses the messages.
+        """
+        text = self.chat_text(messages, add_generation_prompt=add_generation_prompt, now=now)
+        return self._fast.encode(text, add_special_tokens=False).ids
+
+    def chat_text(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        now: datetime | None = None,
+    ) -> str:
+        """Return a conversation as the text that the model sees; see `render_chat`."""
+        if self._template is None:
+            raise InvalidRequestError(
+                "the model has no chat template; send a text prompt instead", field="messages"
+            )
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt, now=now)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of finished tokens; growing ones go through `detokenizer`."""
+        return self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """Return a detokenizer for a new output."""
+        return self._detokenizers[skip_special_tokens]()
+
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self._fast.token_to_id(token)
+
+    def _with_one_bos(self, ids: list[int]) -> list[int]:
+        bos = self.bos_token_id
+        return ids[1:] if self._adds_bos and ids[:2] == [bos, bos] else ids
+
+    def _empty_prompt(self) -> list[int]:
+        if self.bos_token_id is None:
+            raise InvalidRequestError(
+                "is empty, and the model has no token to begin a text with", field="prompt", limit=1
+            )
+        return [self.bos_token_id]
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} is damaged: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{file} is damaged: not a JSON object")
+    return content
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Return the special tokens by role; each may be a string or a serialized AddedToken."""
+    tokens = {name: config.get(name) for name in _SPECIAL_TOKENS}
+    contents = {
+        name: token.get("content") if isinstance(token, dict) else token
+        for name, token in tokens.items()
+    }
+    return {name: token for name, token in contents.items() if isinstance(token, str)}
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
