@@ -1,0 +1,309 @@
+-- Hand a worker the jobs that fit the KV space it has free.
+--
+-- KEYS   as in prelude.lua
+-- ARGV   1 worker   2 free tokens   3 idle (1: the worker runs nothing)   4 most jobs
+--        5 max_model_len in tokens   6 block size in tokens   7 lease in ms   8 crashes until a job
+--        is a dead letter   9 retention in ms   10 ms for which a job that does not fit may be
+--        passed by   11 to 13 the weights of high, normal, low
+-- Reply  {claimed jobs, last ids of high, normal, low, ms to the next due job or lease end (-1:
+--        none), waiting (1: there is work that was not taken)}; a claimed job is {id, lane, epoch,
+--        payload, cost, offset, crashes, ms to the deadline (-1: none), ms queued}
+-- O(log n) for each job handed out, and for at most 128 promoted, 64 looked at for takeover and 256
+-- removed from the lanes.
+--
+-- In order: delayed jobs that are due enter their lanes; jobs whose lease ended or was given back
+-- are taken over; then the lanes, by weighted stride scheduling: the lane with the lowest virtual
+-- time is next, and a job moves its lane's time by 1 / weight. A job that does not fit holds up its
+-- own lane only, until the other lanes have passed it by for too long.
+
+local worker, free_tokens, idle = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
+local max_jobs, max_model_len, block_size = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local lease_ms, max_crashes, retention_ms = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local starve_ms = tonumber(ARGV[10])
+local WEIGHTS = { high = tonumber(ARGV[11]), normal = tonumber(ARGV[12]), low = tonumber(ARGV[13]) }
+local MAX_PROMOTED, MAX_TAKEOVERS, MAX_REMOVED = 128, 64, 256
+
+proceed_when_memory_is_full()
+
+local claimed = {}
+local waiting = false
+local last = {} -- lane -> id of the last entry delivered
+local removals_left = MAX_REMOVED
+
+local function space_for(cost)
+  return math.ceil(math.min(cost, max_model_len) / block_size) * block_size
+end
+
+local function fits(job)
+  return space_for(job.cost) <= free_tokens or (idle and #claimed == 0)
+end
+
+local function hand_out(job, payload)
+  local waited = job.waited or math.max(NOW - job.ready, 0)
+  local epoch = job.epoch + 1
+  move(job, 'running')
+  redis.call('HSET', job_key(job.id), 'owner', worker, 'epoch', epoch, 'claimed', NOW,
+    'waited', waited)
+  redis.call('ZADD', LEASES, NOW + lease_ms, job.id)
+  redis.call('PEXPIRE', out_key(job.id), math.max(retention_ms, job.retention))
+  free_tokens = free_tokens - space_for(job.cost)
+  claimed[#claimed + 1] = { job.id, job.lane, epoch, payload, job.cost, job.offset, job.crashes,
+    job.deadline > 0 and job.deadline - NOW or -1, waited }
+end
+
+-- For how long the same job has been the first of `place` without fitting. Kept as `<since> <last
+-- delivered id> <job id>`, which also spares the next claim reading that job's entry.
+local function passed_by_for(place, id)
+  local kept = redis.call('HGET', LOAD, 'blocked:' .. place)
+  local since, mark, blocked = string.match(kept or '', '^(%d+) (%S+) (%S+)$')
+  if mark == (last[place] or '-') and blocked == id then return NOW - since end
+  redis.call('HSET', LOAD, 'blocked:' .. place,
+    string.format('%d %s %s', NOW, last[place] or '-', id))
+  return 0
+end
+
+local function open_lane(lane)
+  local groups = redis.pcall('XINFO', 'GROUPS', STREAMS[lane])
+  for _, group in ipairs(groups.err and {} or groups) do
+    if field(group, 'name') == GROUP then
+      last[lane] = field(group, 'last-delivered-id')
+      return
+    end
+  end
+  ensure_group(lane)
+  last[lane] = '0-0'
+end
+
+local function promote_due()
+  local due = redis.call('ZRANGEBYSCORE', DELAYED, '-inf', NOW, 'LIMIT', 0, MAX_PROMOTED)
+  for _, id in ipairs(due) do
+    local job = read_job(id)
+    local payload = redis.call('HGET', job_key(id), 'payload')
+    if not job or job.state ~= 'delayed' then
+      redis.call('ZREM', DELAYED, id)
+    elseif is_expired(job) then
+      finish(job, 'expired', retention_ms)
+    else
+      redis.call('ZREM', DELAYED, id)
+      move(job, 'queued')
+      redis.call('HSET', job_key(id), 'entry', append_to_lane(job.lane, id, job.cost, payload))
+      redis.call('HDEL', job_key(id), 'payload')
+    end
+  end
+end
+
+-- Take a job away from a worker whose lease ended. Returns whether it may be tried again.
+local function survives_crash(job)
+  job.crashes = job.crashes + 1
+  redis.call('HSET', job_key(job.id), 'crashes', job.crashes, 'owner', '')
+  if job.crashes >= max_crashes then
+    local message = string.format('%d workers died or hung while they ran the job',
+      job.crashes)
+    bury('crashed', job.lane, job.entry, job.id, message,
+      read_payload(job.lane, job.entry) or '', job)
+    finish(job, 'error', retention_ms, 'worker_crashed', message)
+    return false
+  end
+  move(job, 'released')
+  redis.call('ZADD', LEASES, 0, job.id)
+  return true
+end
+
+local function resume(job)
+  local got = redis.call('XCLAIM', STREAMS[job.lane], GROUP, worker, 0, job.entry, 'FORCE')[1]
+  local payload = got and field(got[2], 'job')
+  if not payload then
+    finish(job, 'error', retention_ms, 'internal_error', 'the entry of the job is gone')
+  elseif job.offset > 0 and redis.call('EXISTS', out_key(job.id)) == 0 then
+    finish(job, 'error', retention_ms, 'internal_error',
+      'the events of the job expired before another worker could go on')
+  else
+    hand_out(job, payload)
+  end
+end
+
+-- Returns whether the lanes may be served, too.
+local function take_over()
+  local due = redis.call('ZRANGEBYSCORE', LEASES, '-inf', NOW, 'LIMIT', 0, MAX_TAKEOVERS)
+  local blocked, starving = false, false
+  for _, id in ipairs(due) do
+    local job = read_job(id)
+    if not job or (job.state ~= 'running' and job.state ~= 'released') then
+      redis.call('ZREM', LEASES, id)
+    elseif job.cancel then
+      finish(job, 'cancelled', retention_ms)
+    elseif is_expired(job) then
+      finish(job, 'expired', retention_ms)
+    elseif job.state == 'released' or survives_crash(job) then
+      if #claimed < max_jobs and not starving and fits(job) then
+        resume(job)
+      else
+        waiting = true
+        if #claimed < max_jobs and not blocked then
+          blocked = true
+          starving = passed_by_for('leases', id) >= starve_ms
+        end
+      end
+    end
+  end
+  if #due == MAX_TAKEOVERS then waiting = true end
+  return not starving
+end
+
+-- The job id and fields of the lane's next entry; the fields are nil when the entry need not be
+-- read because its job is known not to have fitted. nil when there is none.
+local function peek(lane)
+  local kept = redis.call('HGET', LOAD, 'blocked:' .. lane)
+  local mark, id = string.match(kept or '', '^%d+ (%S+) (%S+)$')
+  if mark == last[lane] then return id, nil end
+  local entry = redis.call('XRANGE', STREAMS[lane], '(' .. last[lane], '+', 'COUNT', 1)[1]
+  if not entry then return nil, nil end
+  return field(entry[2], 'id') or '', entry[2]
+end
+
+local function deliver(lane)
+  local got = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', 1, 'STREAMS',
+    STREAMS[lane], '>')
+  local entry = got[1][2][1]
+  last[lane] = entry[1]
+  return entry[1], entry[2]
+end
+
+-- Remove an entry that holds no job to run.
+local function discard(lane)
+  removals_left = removals_left - 1
+  local entry, fields = deliver(lane)
+  drop_entry(lane, entry)
+  return entry, fields
+end
+
+local function discard_undecodable(lane)
+  local entry, fields = discard(lane)
+  local payload = field(fields, 'job') or table.concat(fields, ' ')
+  bury('undecodable', lane, entry, '', 'the entry has no job id, cost and job', payload)
+end
+
+-- The group was lost and made anew: the job runs, its entry only needs an owner again.
+local function adopt(lane, job)
+  removals_left = removals_left - 1
+  local entry = deliver(lane)
+  if entry ~= job.entry then
+    drop_entry(lane, entry)
+    return
+  end
+  if job.owner ~= '' then
+    redis.call('XCLAIM', STREAMS[lane], GROUP, job.owner, 0, entry, 'FORCE', 'JUSTID')
+  end
+  if not redis.call('ZSCORE', LEASES, job.id) then redis.call('ZADD', LEASES, NOW, job.id) end
+end
+
+local function is_well_formed(id, fields)
+  return is_job_id(id)
+    and (not fields or (field(fields, 'job') and tonumber(field(fields, 'cost') or '')))
+end
+
+-- Deal with the lane's next entry. Returns `empty`, `removed`, `blocked` or `claimed`.
+local function serve(lane)
+  local id, fields = peek(lane)
+  if not id then return 'empty' end
+  if not is_well_formed(id, fields) then
+    discard_undecodable(lane)
+    return 'removed'
+  end
+  local job = read_job(id)
+  if not job or (job.state ~= 'queued' and job.state ~= 'running' and job.state ~= 'released') then
+    discard(lane)
+    return 'removed'
+  end
+  if job.state ~= 'queued' then
+    adopt(lane, job)
+    return 'removed'
+  end
+  if is_expired(job) then
+    discard(lane)
+    finish(job, 'expired', retention_ms)
+    return 'removed'
+  end
+  if not fits(job) then return 'blocked', id end
+  local entry, delivered = deliver(lane)
+  if entry ~= job.entry then
+    drop_entry(lane, entry)
+    return 'removed'
+  end
+  hand_out(job, field(delivered, 'job'))
+  return 'claimed'
+end
+
+local virtual = {} -- lane -> virtual time
+local function now_virtual() return tonumber(redis.call('HGET', LOAD, 'clock') or 0) end
+
+-- The open lane to serve next. One that was empty starts at the present virtual time: the turns it
+-- did not use are lost, so that it cannot burst.
+local function next_lane(open, present)
+  local best = nil
+  for _, lane in ipairs(LANES) do
+    if open[lane] then
+      virtual[lane] = math.max(virtual[lane], present)
+      if not best or virtual[lane] < virtual[best] then best = lane end
+    end
+  end
+  return best
+end
+
+local function serve_lanes(open)
+  local present = now_virtual()
+  for _, lane in ipairs(LANES) do
+    virtual[lane] = tonumber(redis.call('HGET', LOAD, 'clock:' .. lane) or 0)
+  end
+  while #claimed < max_jobs and removals_left > 0 do
+    local lane = next_lane(open, present)
+    if not lane then break end
+    local outcome, id = serve(lane)
+    if outcome == 'claimed' then
+      present = virtual[lane]
+      virtual[lane] = virtual[lane] + 1 / WEIGHTS[lane]
+      redis.call('HSET', LOAD, 'clock', string.format('%.17g', present), 'clock:' .. lane,
+        string.format('%.17g', virtual[lane]))
+    elseif outcome == 'empty' then
+      open[lane] = nil
+    elseif outcome == 'blocked' then
+      waiting = true
+      open[lane] = nil
+      if passed_by_for(lane, id) >= starve_ms then break end
+    end
+  end
+end
+
+-- For each lane the id after which a reader waits for new entries.
+local function tails()
+  local ids = {}
+  for i, lane in ipairs(LANES) do
+    local tail = redis.call('HGET', LOAD, 'tail:' .. lane) or last[lane]
+    if redis.call('XLEN', STREAMS[lane]) == 0 then tail = last[lane] end
+    ids[i] = tail
+  end
+  return ids
+end
+
+local function next_due()
+  local due = -1
+  local delayed = redis.call('ZRANGE', DELAYED, 0, 0, 'WITHSCORES')[2]
+  local lease = redis.call('ZRANGEBYSCORE', LEASES, '(' .. NOW, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  for _, at in ipairs({ delayed or false, lease or false }) do
+    if at then
+      local ms = math.max(tonumber(at) - NOW, 0)
+      if due < 0 or ms < due then due = ms end
+    end
+  end
+  return due
+end
+
+for _, lane in ipairs(LANES) do open_lane(lane) end
+promote_due()
+local open = { high = true, normal = true, low = true }
+if take_over() then serve_lanes(open) end
+local tail_ids = tails()
+for i, lane in ipairs(LANES) do
+  if open[lane] and tail_ids[i] ~= last[lane] then waiting = true end
+end
+return { claimed, tail_ids, next_due(), waiting and 1 or 0 }

@@ -1,0 +1,166 @@
+-- Local functions that stand before every operation of this folder.
+--
+-- KEYS   1 load   2 leases   3 delayed   4 dead   5 workers
+--        6 jobs:high   7 jobs:normal   8 jobs:low
+--        Keys of single jobs are built from the prefix of these; its hash tag puts all of them in
+--        one Cluster slot.
+-- Times  milliseconds by the server's clock, the only one.
+
+local LOAD, LEASES, DELAYED, DEAD, WORKERS = unpack(KEYS, 1, 5)
+local LANES = { 'high', 'normal', 'low' }
+local STREAMS = { high = KEYS[6], normal = KEYS[7], low = KEYS[8] }
+local PREFIX = string.sub(LOAD, 1, -#'load' - 1)
+local GROUP = 'workers'
+-- Dead letters beyond this many push out the oldest; each job got its terminal event anyway.
+local MAX_DEAD_LETTERS = 10000
+local MAX_DEAD_PAYLOAD = 65536
+
+local function clock()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local NOW = clock()
+
+local function job_key(id) return PREFIX .. 'job:' .. id end
+local function out_key(id) return PREFIX .. 'out:' .. id end
+
+local function is_job_id(id)
+  return id and #id <= 37 and string.find(id, '^[0-9a-f]+%-%d+$') and string.find(id, '-', 1, true) == 33
+end
+
+-- The server refuses a script's first write when its memory is full, and none after that. This
+-- write, allowed always, lets those operations through that end jobs and so free memory.
+local function proceed_when_memory_is_full()
+  redis.call('ZREM', LEASES, '')
+end
+
+-- The job's state as a table; nil when it is not known (any more).
+local function read_job(id)
+  local v = redis.call('HMGET', job_key(id), 'state', 'lane', 'entry', 'owner', 'epoch', 'offset',
+    'cancel', 'deadline', 'cost', 'prompt', 'budget', 'crashes', 'handoffs', 'ready', 'waited',
+    'retention', 'idem', 'exact')
+  if not v[1] then return nil end
+  return {
+    id = id, state = v[1], lane = v[2], entry = v[3], owner = v[4], epoch = tonumber(v[5]),
+    offset = tonumber(v[6]), cancel = v[7] == '1', deadline = tonumber(v[8]),
+    cost = tonumber(v[9]), prompt = tonumber(v[10]), budget = tonumber(v[11]),
+    crashes = tonumber(v[12]), handoffs = tonumber(v[13]), ready = tonumber(v[14]),
+    waited = tonumber(v[15]), retention = tonumber(v[16]), idem = v[17],
+    exact = v[18] == '1',
+  }
+end
+
+-- Whether a worker has the job in hand, so that only that worker may end it.
+local function is_held(job)
+  return job.state == 'running' and tonumber(redis.call('ZSCORE', LEASES, job.id) or 0) > NOW
+end
+
+local function is_expired(job) return job.deadline > 0 and job.deadline <= NOW end
+
+local function add(counter, delta)
+  if delta ~= 0 then redis.call('HINCRBY', LOAD, counter, delta) end
+end
+
+-- Which counter of `load` a job in each state belongs to.
+local COUNTER = { queued = 'queued', released = 'queued', delayed = 'delayed', running = 'running' }
+
+-- Change the state that counters go by.
+local function move(job, state)
+  if COUNTER[job.state] then add(COUNTER[job.state], -1) end
+  if COUNTER[state] then add(COUNTER[state], 1) end
+  job.state = state
+  redis.call('HSET', job_key(job.id), 'state', state)
+end
+
+-- Create the lane's group at 0, never at `$`: the group's lag would be unknown.
+local function ensure_group(lane)
+  redis.pcall('XGROUP', 'CREATE', STREAMS[lane], GROUP, '0', 'MKSTREAM')
+end
+
+local function append_to_lane(lane, id, cost, payload)
+  if redis.call('EXISTS', STREAMS[lane]) == 0 then ensure_group(lane) end
+  local entry = redis.call('XADD', STREAMS[lane], '*', 'id', id, 'cost', cost, 'job', payload)
+  redis.call('HSET', LOAD, 'tail:' .. lane, entry)
+  return entry
+end
+
+-- Remove a delivered entry. An undelivered one is never removed: the lag would be unknown.
+local function drop_entry(lane, entry)
+  redis.call('XACK', STREAMS[lane], GROUP, entry)
+  redis.call('XDEL', STREAMS[lane], entry)
+end
+
+-- The value of field `name` in a flat list of names and values.
+local function field(list, name)
+  for i = 1, #list - 1, 2 do
+    if list[i] == name then return list[i + 1] end
+  end
+  return nil
+end
+
+-- Do all that the end of a job takes, except its terminal event, which the caller appends.
+local function settle(job, reason, retention_ms, owner)
+  local key = job_key(job.id)
+  redis.call('ZREM', LEASES, job.id)
+  redis.call('ZREM', DELAYED, job.id)
+  if job.state == 'running' or job.state == 'released' then drop_entry(job.lane, job.entry) end
+  add('prompt_tokens', -job.prompt)
+  add('budget_tokens', -math.max(job.budget, 0))
+  move(job, 'done')
+  redis.call('HSET', key, 'finish', reason, 'finished', NOW, 'owner', owner or '')
+  redis.call('HDEL', key, 'payload')
+  local keep = math.max(retention_ms, job.retention)
+  redis.call('PEXPIRE', key, keep)
+  redis.call('PEXPIRE', out_key(job.id), keep)
+  if job.idem then redis.call('PEXPIRE', PREFIX .. 'idem:' .. job.idem, keep) end
+end
+
+-- End a job from here: its terminal event (see messages.py) and all the rest.
+-- `code` and `message` go with reason `error`.
+local function finish(job, reason, retention_ms, code, message)
+  local ending = {
+    f = reason, p = job.exact and job.prompt or 0, h = 0, c = job.offset,
+    q = math.max(job.waited or NOW - job.ready, 0), pf = 0, d = 0, a = job.epoch,
+  }
+  if code then ending.er = { code, message, false, false } end
+  local event = { i = 0, o = job.offset, f = reason, ['end'] = ending }
+  redis.call('XADD', out_key(job.id), string.format('%d-1', job.offset), 'e', cmsgpack.pack(event))
+  settle(job, reason, retention_ms)
+end
+
+-- Keep what could not be served. kind: `crashed` (may be redriven) or `undecodable`.
+local function bury(kind, lane, entry, id, reason, payload, job)
+  if kind == 'undecodable' then payload = string.sub(payload, 1, MAX_DEAD_PAYLOAD) end
+  redis.call('XADD', DEAD, 'MAXLEN', '~', MAX_DEAD_LETTERS, '*', 'kind', kind, 'lane', lane,
+    'entry', entry, 'id', id, 'reason', reason, 'payload', payload, 'time', NOW,
+    'prompt', job and job.prompt or 0, 'budget', job and job.budget or 0,
+    'crashes', job and job.crashes or 0, 'retention', job and job.retention or 0)
+end
+
+-- The payload of a lane entry; nil when it is gone.
+local function read_payload(lane, entry)
+  local found = redis.call('XRANGE', STREAMS[lane], entry, entry)[1]
+  return found and field(found[2], 'job')
+end
+
+-- Record a new job and put it in its lane, or aside until `delay_ms` have passed.
+local function admit(id, payload, lane, prompt, budget, cost, deadline_ms, delay_ms, retention_ms,
+                     digest, idem)
+  local delayed = delay_ms > 0
+  local key = job_key(id)
+  redis.call('HSET', key, 'state', delayed and 'delayed' or 'queued', 'lane', lane, 'entry', '',
+    'owner', '', 'epoch', 0, 'offset', 0, 'cancel', 0, 'deadline',
+    deadline_ms > 0 and NOW + deadline_ms or 0, 'cost', cost, 'prompt', prompt, 'budget', budget,
+    'crashes', 0, 'handoffs', 0, 'created', NOW, 'ready', NOW + delay_ms,
+    'retention', retention_ms, 'digest', digest)
+  if idem ~= '' then redis.call('HSET', key, 'idem', idem) end
+  if delayed then
+    redis.call('HSET', key, 'payload', payload)
+    redis.call('ZADD', DELAYED, NOW + delay_ms, id)
+  else
+    redis.call('HSET', key, 'entry', append_to_lane(lane, id, cost, payload))
+  end
+  add(delayed and 'delayed' or 'queued', 1)
+  add('prompt_tokens', prompt)
+  add('budget_tokens', math.max(budget, 0))
+end

@@ -1,0 +1,217 @@
+"""What the scripts are asked and what they answer, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from inferq.protocol.keys import Lane
+from inferq.protocol.messages import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """The answer to a submission; `created` is false when the job was there already."""
+
+    job_id: str
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJob:
+    """A job handed to a worker, which holds it as long as its lease and in this epoch only.
+
+    `cost` is in tokens, `published` the number of tokens in its stream, `attempts` counts this
+    claim too. `queued_ms` is the wait before the first claim.
+    """
+
+    job_id: str
+    lane: Lane
+    epoch: int
+    payload: bytes
+    cost: int
+    published: int
+    attempts: int
+    crashes: int
+    deadline_in_ms: int | None
+    queued_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimReply:
+    """What one claim brought.
+
+    `lane_tails`: the stream id after which to wait for new entries of each lane. `next_due_ms`:
+    when the next delayed job or lease falls due. `waiting`: there is work that was not taken, as it
+    did not fit or `max_jobs` was reached.
+    """
+
+    claimed: tuple[ClaimedJob, ...]
+    lane_tails: Mapping[Lane, str]
+    next_due_ms: int | None
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublishItem:
+    """Events of one job to append.
+
+    `first`: tokens published before them. Each event comes with the tokens published after it. With
+    `terminal`, how the job ended, the last event is the terminal one.
+    """
+
+    job_id: str
+    epoch: int
+    first: int
+    events: tuple[tuple[int, bytes], ...]
+    terminal: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        if self.terminal is not None and not self.events:
+            raise ValueError("an end needs its terminal event")
+        total = self.first
+        for i, (after, _) in enumerate(self.events):
+            is_end = self.terminal is not None and i == len(self.events) - 1
+            if after < total or (after == total and not is_end):
+                raise ValueError("every event but the terminal one must bring tokens")
+            total = after
+
+
+class PublishStatus(StrEnum):
+    """What became of the events (or, for a heartbeat, of the lease) of one job."""
+
+    OK = "ok"
+    #: The job is not, or no longer, this worker's: drop it.
+    STALE = "stale"
+    #: The server has another number of tokens: resend from its offset.
+    GAP = "gap"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReply:
+    """The answer for one job; `offset` is the server's number of tokens.
+
+    `cancel`: a producer asks to end it.
+    """
+
+    job_id: str
+    status: PublishStatus
+    offset: int
+    cancel: bool
+
+
+class CancelOutcome(StrEnum):
+    """What became of a wish to cancel."""
+
+    #: The job has ended as cancelled.
+    CANCELLED = "cancelled"
+    #: Its worker will end it within a step or so.
+    REQUESTED = "requested"
+    #: It had ended otherwise.
+    FINISHED = "finished"
+    UNKNOWN = "unknown"
+
+
+class ExpireOutcome(StrEnum):
+    """What became of a wish to end a job whose deadline may have passed."""
+
+    #: The job has ended as expired.
+    EXPIRED = "expired"
+    #: A worker holds it and will end it.
+    RUNNING = "running"
+    #: It waits; its deadline is yet to come, or it has none.
+    WAITING = "waiting"
+    FINISHED = "finished"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireReply:
+    """The answer to `expire`, with the time left to the deadline, if there is one."""
+
+    outcome: ExpireOutcome
+    deadline_in_ms: int | None
+
+
+class JobState(StrEnum):
+    """Where a job is."""
+
+    #: Waits for the time before which it must not start.
+    DELAYED = "delayed"
+    QUEUED = "queued"
+    RUNNING = "running"
+    #: Was running; waits for a worker to go on at its offset.
+    RELEASED = "released"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job as the server knows it; times are the server's, in ms since 1970."""
+
+    job_id: str
+    state: JobState
+    lane: Lane
+    finish_reason: FinishReason | None
+    published: int
+    attempts: int
+    handoffs: int
+    crashes: int
+    owner: str | None
+    cancel_requested: bool
+    created_ms: int
+    deadline_ms: int | None
+    finished_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much work a queue holds.
+
+    Jobs by state, and the tokens of all jobs that have not ended: of their prompts (upper bounds
+    until a worker has counted them) and of their budgets (0 for a job without one).
+    """
+
+    queued: int = 0
+    running: int = 0
+    delayed: int = 0
+    prompt_tokens: int = 0
+    budget_tokens: int = 0
+
+
+class DeadLetterKind(StrEnum):
+    """Why a job could not be served."""
+
+    #: It never was a job, or not of a version that the workers speak.
+    UNDECODABLE = "undecodable"
+    #: The workers that ran it died; it may be redriven.
+    CRASHED = "crashed"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A job, or what passed for one, that could not be served.
+
+    `payload` is whole for a crashed job and at most 64 KiB of an undecodable one; `job_id` is None
+    where none could be read.
+    """
+
+    entry_id: str
+    kind: DeadLetterKind
+    job_id: str | None
+    lane: Lane
+    reason: str
+    payload: bytes
+    time_ms: int
+    crashes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one sweep did."""
+
+    workers_removed: int
+    consumers_removed: int
+    jobs_put_back: int
+    entries_removed: int

@@ -1,0 +1,439 @@
+"""The atomic operations of the protocol: one `.lua` file each, called by name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+import msgpack
+import redis.asyncio
+from redis.exceptions import NoScriptError
+
+from inferq.protocol.connection import translate_errors
+from inferq.protocol.digest import content_digest
+from inferq.protocol.errors import IdempotencyConflict, InvalidRequestError, QueueFull
+from inferq.protocol.keys import LANE_WEIGHTS, Lane, QueueKeys, new_job_id, partition_of
+from inferq.protocol.messages import MAX_JOB_BYTES, FinishReason, Job
+from inferq.protocol.replies import (
+    CancelOutcome,
+    ClaimedJob,
+    ClaimReply,
+    DeadLetter,
+    DeadLetterKind,
+    Enqueued,
+    ExpireOutcome,
+    ExpireReply,
+    JobState,
+    JobStatus,
+    Load,
+    PublishItem,
+    PublishReply,
+    PublishStatus,
+    Swept,
+)
+
+#: The cost of a job without a budget; a claim counts no job as larger than the model's context.
+UNBOUNDED_COST: Final = 2**31 - 1
+#: Longest deadline or delay, in ms (about 34 years).
+MAX_WAIT_MS: Final = 2**40
+#: Longest idempotency key, in bytes.
+MAX_KEY_BYTES: Final = 256
+#: How long, in ms, smaller jobs may pass one that does not fit.
+STARVE_MS: Final = 5_000
+
+_LANES: Final = (Lane.HIGH, Lane.NORMAL, Lane.LOW)
+_STATUS_FIELDS: Final = (
+    "state",
+    "lane",
+    "finish",
+    "offset",
+    "epoch",
+    "handoffs",
+    "crashes",
+    "owner",
+    "cancel",
+    "created",
+    "deadline",
+    "finished",
+)
+
+
+@cache
+def _script(name: str) -> tuple[str, str]:
+    """Return an operation's text, the prelude before it, and its SHA-1, the name it goes by."""
+    folder = files("inferq.protocol.lua")
+    text = "\n".join(folder.joinpath(f"{part}.lua").read_text() for part in ("prelude", name))
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+class QueueScripts:
+    """The atomic operations on one partition of a queue.
+
+    `client` must not decode responses. The server's clock is the only one; durations are in ms.
+    Every method raises `ServerLost` when the server cannot be reached or refuses us.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, keys: QueueKeys) -> None:
+        self._redis = client
+        self.keys = keys
+        self._fixed_keys = (
+            keys.load,
+            keys.leases,
+            keys.delayed,
+            keys.dead,
+            keys.workers,
+            *(keys.jobs(lane) for lane in _LANES),
+        )
+
+    async def _call(self, name: str, *args: str | bytes | int, keys: Sequence[str] = ()) -> Any:
+        text, sha = _script(name)
+        all_keys = (*self._fixed_keys, *keys)
+        with translate_errors(self._redis):
+            try:
+                return await self._redis.evalsha(sha, len(all_keys), *all_keys, *args)
+            except NoScriptError:
+                return await self._redis.eval(text, len(all_keys), *all_keys, *args)
+
+    async def enqueue(
+        self,
+        job: Job,
+        *,
+        lane: Lane,
+        prompt_tokens: int,
+        budget: int | None,
+        queue_limit: int,
+        retention_ms: int,
+        deadline_ms: int | None = None,
+        delay_ms: int = 0,
+        idempotency_key: str | None = None,
+        digest: str | None = None,
+    ) -> Enqueued:
+        """Submit a job, once however often it is called.
+
+        `digest` stands for the content where an idempotency key is compared; by default it is
+        `content_digest` of the job, which counts a seed that was drawn. Raises `QueueFull` at
+        `queue_limit` queued and delayed jobs or when the server's memory is full, and
+        `IdempotencyConflict` when the key belongs to a job with other content.
+        """
+        return await self.enqueue_payload(
+            job.id,
+            job.encode(),
+            digest=digest or content_digest(job.prompt, job.params, job.model, job.metadata),
+            lane=lane,
+            prompt_tokens=prompt_tokens,
+            budget=budget,
+            queue_limit=queue_limit,
+            retention_ms=retention_ms,
+            deadline_ms=deadline_ms,
+            delay_ms=delay_ms,
+            idempotency_key=idempotency_key,
+        )
+
+    async def enqueue_payload(
+        self,
+        job_id: str,
+        payload: bytes,
+        *,
+        digest: str,
+        lane: Lane,
+        prompt_tokens: int,
+        budget: int | None,
+        queue_limit: int,
+        retention_ms: int,
+        deadline_ms: int | None = None,
+        delay_ms: int = 0,
+        idempotency_key: str | None = None,
+    ) -> Enqueued:
+        """Do what `enqueue` does for a job that is encoded already."""
+        self._check_partition(job_id)
+        _check_size("job", len(payload), MAX_JOB_BYTES)
+        _check_wait("delay", delay_ms, 0)
+        if deadline_ms is not None:
+            _check_wait("deadline", deadline_ms, delay_ms + 1)
+        if idempotency_key is not None:
+            _check_size("idempotency_key", len(idempotency_key.encode()), MAX_KEY_BYTES)
+            if not idempotency_key:
+                raise InvalidRequestError("is empty", field="idempotency_key", limit=1)
+        key = idempotency_key or ""
+        status, detail = await self._call(
+            "enqueue",
+            job_id,
+            payload,
+            lane.value,
+            prompt_tokens,
+            -1 if budget is None else budget,
+            _cost(prompt_tokens, budget),
+            deadline_ms or 0,
+            delay_ms,
+            digest,
+            queue_limit,
+            retention_ms,
+            key,
+            keys=(self.keys.idem(key),) if key else (),
+        )
+        match status:
+            case b"full":
+                raise QueueFull(
+                    f"the queue holds {detail} jobs, its limit is {queue_limit}",
+                    depth=int(detail),
+                    limit=queue_limit,
+                )
+            case b"conflict":
+                raise IdempotencyConflict(key, detail.decode())
+            case b"taken":
+                raise InvalidRequestError(
+                    f"{job_id} was used before, for a job with other content", field="job_id"
+                )
+        return Enqueued(detail.decode(), created=status == b"created")
+
+    async def claim(
+        self,
+        worker: str,
+        *,
+        free_tokens: int,
+        idle: bool,
+        max_jobs: int,
+        max_model_len: int,
+        block_size: int,
+        lease_ms: int,
+        max_crashes: int,
+        retention_ms: int,
+        starve_ms: int = STARVE_MS,
+    ) -> ClaimReply:
+        """Take the jobs that fit `free_tokens`, those left behind by other workers first.
+
+        A job takes its cost, at most `max_model_len`, rounded up to whole blocks. An `idle` worker
+        is given one job whatever its cost, which may be an upper bound.
+        """
+        rows, tails, due, waiting = await self._call(
+            "claim",
+            worker,
+            free_tokens,
+            int(idle),
+            max_jobs,
+            max_model_len,
+            block_size,
+            lease_ms,
+            max_crashes,
+            retention_ms,
+            starve_ms,
+            *(LANE_WEIGHTS[lane] for lane in _LANES),
+        )
+        return ClaimReply(
+            claimed=tuple(_claimed_job(row) for row in rows),
+            lane_tails={lane: tail.decode() for lane, tail in zip(_LANES, tails, strict=True)},
+            next_due_ms=None if due < 0 else due,
+            waiting=bool(waiting),
+        )
+
+    async def publish(
+        self, worker: str, items: Sequence[PublishItem], *, lease_ms: int, retention_ms: int
+    ) -> list[PublishReply]:
+        """Append events of many jobs, renew their leases and end those that are through.
+
+        Atomic for each item. A retry is safe: what the server has already is answered `gap` with
+        its offset, and an end that it has already `ok`.
+        """
+        args: list[str | bytes | int] = [worker, lease_ms, retention_ms, len(items)]
+        for item in items:
+            args += (item.job_id, item.epoch, item.first, item.terminal or "", len(item.events))
+            for event in item.events:
+                args += event
+        return _publish_replies([item.job_id for item in items], await self._call("publish", *args))
+
+    async def heartbeat(
+        self, worker: str, leases: Sequence[tuple[str, int]], *, lease_ms: int, retention_ms: int
+    ) -> list[PublishReply]:
+        """Renew the leases of jobs (id, epoch) that have no new events; `stale` ones are lost."""
+        args = [value for lease in leases for value in lease]
+        rows = await self._call("heartbeat", worker, lease_ms, retention_ms, *args)
+        return _publish_replies([job_id for job_id, _ in leases], rows)
+
+    async def recost(
+        self, worker: str, job_id: str, epoch: int, *, prompt_tokens: int, budget: int
+    ) -> bool:
+        """Replace the bounds of a running job's size by exact counts; false if it is not ours."""
+        return bool(await self._call("recost", worker, job_id, epoch, prompt_tokens, budget))
+
+    async def release(self, worker: str, jobs: Sequence[tuple[str, int, int | None]]) -> int:
+        """Hand back jobs (id, epoch, exact cost if known); return how many were this worker's.
+
+        Any worker may claim them at once and goes on at their offset; no crash is counted.
+        """
+        args = [v for job_id, epoch, cost in jobs for v in (job_id, epoch, _or_empty(cost))]
+        return int(await self._call("release", worker, *args))
+
+    async def reconcile(self, worker: str, held: Sequence[str]) -> int:
+        """Hand back jobs claimed in a reply that was lost; `held` are the ids this worker knows.
+
+        Returns their number. Cheap when there are none; not to be called during a claim.
+        """
+        return int(await self._call("reconcile", worker, *held))
+
+    async def reject(
+        self, worker: str, job_id: str, epoch: int, *, code: str, message: str, retention_ms: int
+    ) -> bool:
+        """End a claimed job that cannot be decoded, with a dead letter; false if it is not ours."""
+        args = (worker, job_id, epoch, code, message, retention_ms)
+        return bool(await self._call("reject", *args))
+
+    async def cancel(self, job_id: str, *, retention_ms: int) -> CancelOutcome:
+        """End a job at once, or ask the worker that holds it to."""
+        self._check_partition(job_id)
+        return CancelOutcome((await self._call("cancel", job_id, retention_ms)).decode())
+
+    async def expire(self, job_id: str, *, retention_ms: int) -> ExpireReply:
+        """End a job if its deadline has passed and no worker holds it; any reader may ask."""
+        self._check_partition(job_id)
+        outcome, left = await self._call("expire", job_id, retention_ms)
+        return ExpireReply(ExpireOutcome(outcome.decode()), None if left < 0 else left)
+
+    async def status(self, job_id: str) -> JobStatus | None:
+        """Return what the server knows of a job; None if it is unknown, or forgotten."""
+        self._check_partition(job_id)
+        with translate_errors(self._redis):
+            values = await self._redis.hmget(self.keys.job(job_id), list(_STATUS_FIELDS))
+        known = dict(zip(_STATUS_FIELDS, (_text(value) for value in values), strict=True))
+        return _job_status(job_id, known) if known["state"] else None
+
+    async def load(self) -> Load:
+        """Return the queue's counters."""
+        names = list(Load.__slots__)
+        with translate_errors(self._redis):
+            values = await self._redis.hmget(self.keys.load, names)
+        return Load(**{name: int(value or 0) for name, value in zip(names, values, strict=True)})
+
+    async def register(self, worker: str, info: Mapping[str, str | int]) -> int:
+        """Record a worker's heartbeat; return the server's time in ms."""
+        return int(await self._call("register", worker, msgpack.packb(dict(info))))
+
+    async def workers(self) -> dict[str, dict[str, Any]]:
+        """Return each worker's last heartbeat; `t` in it is the server's time in ms."""
+        with translate_errors(self._redis):
+            known = await self._redis.hgetall(self.keys.workers)
+        return {name.decode(): msgpack.unpackb(info) for name, info in known.items()}
+
+    async def sweep(self, *, gone_ms: int, limit: int = 100) -> Swept:
+        """Forget workers without a heartbeat for `gone_ms`, and put back jobs that lost a lease."""
+        return Swept(*await self._call("sweep", gone_ms, limit))
+
+    async def dead_letters(self, *, after: str = "-", count: int = 100) -> list[DeadLetter]:
+        """Return the oldest dead letters after entry `after`."""
+        start = after if after == "-" else f"({after}"
+        with translate_errors(self._redis):
+            rows = await self._redis.xrange(self.keys.dead, min=start, count=count)
+        return [_dead_letter(entry_id.decode(), fields) for entry_id, fields in rows]
+
+    async def redrive(self, entry_id: str) -> str:
+        """Submit a crashed job anew and return its new id; its dead letter is removed.
+
+        A job id is never used twice: the old one keeps its terminal error. Raises
+        `InvalidRequestError` if there is no such dead letter, or it is an undecodable one.
+        """
+        with translate_errors(self._redis):
+            rows = await self._redis.xrange(self.keys.dead, min=entry_id, max=entry_id)
+        if not rows:
+            raise InvalidRequestError(f"there is no dead letter {entry_id}", field="entry_id")
+        letter = _dead_letter(entry_id, rows[0][1])
+        if letter.kind is not DeadLetterKind.CRASHED:
+            raise InvalidRequestError("an undecodable job cannot be redriven", field="entry_id")
+        job = replace(Job.decode(letter.payload), id=new_job_id(self.keys.partition))
+        digest = content_digest(job.prompt, job.params, job.model, job.metadata)
+        prompt, budget = int(rows[0][1][b"prompt"]), int(rows[0][1][b"budget"])
+        cost = _cost(prompt, None if budget < 0 else budget)
+        status = await self._call("redrive", entry_id, job.id, job.encode(), digest, cost)
+        if status == b"unknown":
+            raise InvalidRequestError(f"there is no dead letter {entry_id}", field="entry_id")
+        return job.id
+
+    def _check_partition(self, job_id: str) -> None:
+        if partition_of(job_id) != self.keys.partition:
+            raise InvalidRequestError(
+                f"{job_id} does not belong to partition {self.keys.partition}", field="job_id"
+            )
+
+
+def _cost(prompt_tokens: int, budget: int | None) -> int:
+    if budget is None:
+        return UNBOUNDED_COST
+    return min(prompt_tokens + budget, UNBOUNDED_COST)
+
+
+def _check_size(field: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise InvalidRequestError(f"{size} bytes are more than {limit}", field=field, limit=limit)
+
+
+def _check_wait(field: str, wait_ms: int, low: int) -> None:
+    if not low <= wait_ms <= MAX_WAIT_MS:
+        raise InvalidRequestError(
+            f"{wait_ms} ms is not in [{low}, {MAX_WAIT_MS}] ms",
+            field=field,
+            limit=f"[{low}, {MAX_WAIT_MS}]",
+        )
+
+
+def _or_empty(value: int | None) -> int | str:
+    return "" if value is None else value
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode()
+
+
+def _claimed_job(row: Sequence[Any]) -> ClaimedJob:
+    job_id, lane, epoch, payload, cost, offset, crashes, deadline_in, queued_ms = row
+    return ClaimedJob(
+        job_id=job_id.decode(),
+        lane=Lane(lane.decode()),
+        epoch=epoch,
+        payload=payload,
+        cost=cost,
+        published=offset,
+        attempts=epoch,
+        crashes=crashes,
+        deadline_in_ms=None if deadline_in < 0 else deadline_in,
+        queued_ms=queued_ms,
+    )
+
+
+def _publish_replies(job_ids: Sequence[str], rows: Sequence[Any]) -> list[PublishReply]:
+    return [
+        PublishReply(job_id, PublishStatus(status.decode()), offset, bool(cancel))
+        for job_id, (status, offset, cancel) in zip(job_ids, rows, strict=True)
+    ]
+
+
+def _job_status(job_id: str, known: Mapping[str, str]) -> JobStatus:
+    return JobStatus(
+        job_id=job_id,
+        state=JobState(known["state"]),
+        lane=Lane(known["lane"]),
+        finish_reason=FinishReason(known["finish"]) if known["finish"] else None,
+        published=int(known["offset"]),
+        attempts=int(known["epoch"]),
+        handoffs=int(known["handoffs"]),
+        crashes=int(known["crashes"]),
+        owner=known["owner"] or None,
+        cancel_requested=known["cancel"] == "1",
+        created_ms=int(known["created"]),
+        deadline_ms=int(known["deadline"]) or None,
+        finished_ms=int(known["finished"]) if known["finished"] else None,
+    )
+
+
+def _dead_letter(entry_id: str, fields: Mapping[bytes, bytes]) -> DeadLetter:
+    return DeadLetter(
+        entry_id=entry_id,
+        kind=DeadLetterKind(fields[b"kind"].decode()),
+        job_id=fields[b"id"].decode() or None,
+        lane=Lane(fields[b"lane"].decode()),
+        reason=fields[b"reason"].decode(),
+        payload=fields[b"payload"],
+        time_ms=int(fields[b"time"]),
+        crashes=int(fields[b"crashes"]),
+    )
