@@ -1,11 +1,10 @@
-"""One output on its way to the reader: tokens become text, and text and tokens become events."""
+"""One output on its way to the reader: tokens become text, which a stop string may end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inferq.protocol.messages import Event, FinishReason, Terminal, TokenLogprob
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.stop import StopMatcher
 from inferq.worker.engine.tokenizer import Tokenizer
@@ -18,13 +17,13 @@ class TextStep:
     Tokens after the one in which the stop string `stop` completed are not accepted.
     """
 
-    pieces: tuple[str, ...]
+    text_pieces: tuple[str, ...]
     stop: str | None = None
 
     @property
     def num_accepted(self) -> int:
         """How many of the tokens belong to the output."""
-        return len(self.pieces)
+        return len(self.text_pieces)
 
 
 class OutputText:
@@ -106,99 +105,3 @@ class OutputText:
             num_shown -= self._matcher.num_held
         self._held = pending[num_shown:]
         return pending[:num_shown]
-
-
-class OutputEvents:
-    """Gathers the tokens of one output until an event is taken.
-
-    Any number of `add` may come before a `take`: a slow publisher gets fewer, larger events.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, index: int = 0) -> None:
-        self._text = OutputText(tokenizer, params)
-        self._index = index
-        self._offset = 0
-        self._token_ids: list[int] = []
-        self._pieces: list[str] = []
-        self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
-        self._tail = ""
-        self._finish_reason: FinishReason | None = None
-        self._stop_reason: str | int | None = None
-        self._has_end_to_tell = False
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of this output, published or not."""
-        return self._text.num_tokens
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """How the output ended, or None while it goes on."""
-        return self._finish_reason
-
-    @property
-    def stopped_by_text(self) -> bool:
-        """Whether a stop string ended the output, which the engine cannot see."""
-        return self._text.stop is not None
-
-    def replay(self, token_ids: Sequence[int]) -> None:
-        """Take tokens that were published before: they rebuild the state and go into no event."""
-        self._text.append(token_ids)
-        self._offset = len(token_ids)
-
-    def add(
-        self,
-        token_ids: Sequence[int],
-        logprobs: Sequence[TokenLogprob] | None = None,
-        *,
-        finish_reason: FinishReason | None = None,
-        stop_reason: int | None = None,
-    ) -> None:
-        """Take new tokens, and how the engine says the output ended.
-
-        Tokens after a stop string are dropped, with their logprobs, and the stop string becomes
-        the stop reason. Nothing can be added to an output that has ended.
-        """
-        if self._finish_reason is not None:
-            return
-        ends_on_token = finish_reason is FinishReason.STOP
-        step = self._text.append(token_ids, ends_on_token=ends_on_token)
-        self._token_ids.extend(token_ids[: step.num_accepted])
-        self._pieces.extend(step.pieces)
-        if self._logprobs is not None and logprobs is not None:
-            self._logprobs.extend(logprobs[: step.num_accepted])
-        if finish_reason is not None or step.stop is not None:
-            self._end(finish_reason, stop_reason)
-
-    def take(self, terminal: Terminal | None = None) -> Event | None:
-        """Return the event of all that came since the last one, or None if nothing did."""
-        if not (self._token_ids or self._has_end_to_tell or terminal is not None):
-            return None
-        ends = []
-        end = 0
-        for piece in self._pieces:
-            end += len(piece)
-            ends.append(end)
-        event = Event(
-            index=self._index,
-            offset=self._offset,
-            token_ids=tuple(self._token_ids),
-            text="".join(self._pieces) + self._tail,
-            text_ends=tuple(ends),
-            logprobs=None if self._logprobs is None else tuple(self._logprobs),
-            finish_reason=self._finish_reason if self._has_end_to_tell else None,
-            stop_reason=self._stop_reason if self._has_end_to_tell else None,
-            terminal=terminal,
-        )
-        self._offset += len(self._token_ids)
-        self._token_ids, self._pieces, self._tail = [], [], ""
-        self._logprobs = None if self._logprobs is None else []
-        self._has_end_to_tell = False
-        return event
-
-    def _end(self, finish_reason: FinishReason | None, stop_reason: int | None) -> None:
-        self._tail = self._text.finish()
-        self._finish_reason, self._stop_reason = finish_reason, stop_reason
-        if self._text.stop is not None:
-            self._finish_reason, self._stop_reason = FinishReason.STOP, self._text.stop
-        self._has_end_to_tell = True

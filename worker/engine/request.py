@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from inferq.protocol.errors import InvalidRequestError
@@ -14,20 +14,30 @@ from inferq.worker.engine.sequence import EngineRequest
 from inferq.worker.engine.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A prompt in token ids, and parameters whose `max_tokens` is set and fits the context."""
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that can be generated."""
+        assert self.params.max_tokens is not None
+        return self.params.max_tokens
+
+
 def prepare_request(
-    request_id: str,
     prompt: Prompt,
     params: SamplingParams,
     tokenizer: Tokenizer,
     *,
     max_model_len: int,
     vocab_size: int,
-    output_token_ids: Sequence[int] = (),
-    priority: int = 0,
-    arrival: float = 0.0,
     now: datetime | None = None,
-) -> EngineRequest:
-    """Return the request in token ids, its `max_tokens` cut to what the context leaves.
+) -> PreparedRequest:
+    """Tokenize a prompt, and cut `max_tokens` to what the context leaves.
 
     `now` is the time that a chat template may mention: the same at every attempt, so that a job
     taken over keeps its prompt. Raises `InvalidRequestError`, naming field and limit, for what can
@@ -42,28 +52,29 @@ def prepare_request(
             field=field,
             limit=max_model_len - 1,
         )
-    request = EngineRequest(
-        request_id=request_id,
-        prompt_token_ids=tuple(token_ids),
-        params=params,
-        output_token_ids=tuple(output_token_ids),
-        priority=priority,
-        arrival=arrival,
-    )
-    check_request(request, max_model_len=max_model_len, vocab_size=vocab_size)
+    _check(token_ids, params, max_model_len=max_model_len, vocab_size=vocab_size)
     if params.max_tokens is None or params.max_tokens > room:
-        request = replace(request, params=replace(params, max_tokens=room))
-    return request
+        params = replace(params, max_tokens=room)
+    return PreparedRequest(token_ids, params)
 
 
 def _encode(
     prompt: Prompt, tokenizer: Tokenizer, now: datetime | None
-) -> tuple[str, Sequence[int]]:
-    """Return the token ids, and the name of the field that they come from."""
+) -> tuple[str, tuple[int, ...]]:
+    """Return the name of the field that the prompt came in, and its token ids."""
     match prompt:
         case TextPrompt(text):
-            return "prompt", tokenizer.encode(text)
+            return "prompt", tuple(tokenizer.encode(text))
         case TokenPrompt(token_ids):
             return "prompt_token_ids", token_ids
         case ChatPrompt(messages):
-            return "messages", tokenizer.render_chat(messages, now=now)
+            return "messages", tuple(tokenizer.render_chat(messages, now=now))
+
+
+def _check(
+    token_ids: Sequence[int], params: SamplingParams, *, max_model_len: int, vocab_size: int
+) -> None:
+    """Apply the engine's own checks, before the request takes a place in it."""
+    seeded = params if params.seed is not None else replace(params, seed=0)
+    request = EngineRequest(request_id="", prompt_token_ids=tuple(token_ids), params=seeded)
+    check_request(request, max_model_len=max_model_len, vocab_size=vocab_size)

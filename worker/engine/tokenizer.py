@@ -129,6 +129,10 @@ class Tokenizer:
         """Return the text of finished tokens; growing ones go through `detokenizer`."""
         return self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def decode_token(self, token_id: int) -> str:
+        """Return one token as it would be shown by itself, special tokens included."""
+        return self.decode([token_id], skip_special_tokens=False)
+
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """Return a detokenizer for a new output."""
         return self._detokenizers[skip_special_tokens]()
