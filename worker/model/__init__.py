@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""Models: a Hugging Face folder becomes weights on a device, and a plan becomes tokens."""

@@ -1,0 +1,110 @@
+"""The tensor that holds all keys and values, and how many blocks of it there are."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inferq.protocol.errors import ModelError
+from inferq.worker.engine.config import EngineConfig
+from inferq.worker.model.config import ModelConfig
+from inferq.worker.model.memory import available_memory, format_bytes
+
+_log = logging.getLogger(__name__)
+
+#: Share of the host's available memory that the cache takes by default, and its usual cap: enough
+#: for small models, while the machine stays usable for other work.
+CPU_MEMORY_SHARE: Final = 0.25
+CPU_MEMORY_CAP: Final = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheShape:
+    """What one block holds: all layers' keys and values of `block_size` tokens."""
+
+    layers: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, model: ModelConfig, block_size: int, dtype: torch.dtype) -> KVCacheShape:
+        """Return the shape that `model` needs."""
+        return cls(model.num_layers, block_size, model.num_kv_heads, model.head_dim, dtype)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        values = self.layers * 2 * self.block_size * self.kv_heads * self.head_dim
+        return values * self.dtype.itemsize
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the number of blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, num_blocks: int, device: torch.device) -> Tensor:
+        """Return zeros [blocks, layers, 2, block_size, kv_heads, head_dim].
+
+        On the CPU the system commits pages when they are first written, so that an idle pool
+        costs nothing.
+        """
+        shape = (num_blocks, self.layers, 2, self.block_size, self.kv_heads, self.head_dim)
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=device)
+        pages = np.zeros(num_blocks * self.block_bytes, dtype=np.uint8)
+        return torch.from_numpy(pages).view(self.dtype).view(shape)
+
+
+def pool_size(config: EngineConfig, shape: KVCacheShape, max_model_len: int, budget: int) -> int:
+    """Return the number of blocks: `num_kv_blocks`, or what `budget` bytes hold.
+
+    Logs it with the number of full-length requests that fit; raises `ModelError` with the numbers
+    where not one fits.
+    """
+    needed = shape.blocks_for(max_model_len)
+    blocks = config.num_kv_blocks or budget // shape.block_bytes
+    if blocks < needed:
+        raise ModelError(_too_small(config, shape, max_model_len, blocks), field="max_model_len")
+    _log.info(
+        "KV cache: %d blocks of %d tokens (%s); %.1f requests of max_model_len %d fit",
+        blocks,
+        shape.block_size,
+        format_bytes(blocks * shape.block_bytes),
+        blocks / needed,
+        max_model_len,
+    )
+    return blocks
+
+
+def cpu_budget(config: EngineConfig, shape: KVCacheShape, max_model_len: int) -> int:
+    """Return the cache's bytes on the CPU: `kv_cache_memory`, or a share of what is free.
+
+    The default share goes beyond its cap only as far as one full-length request needs.
+    """
+    if config.kv_cache_memory is not None:
+        return config.kv_cache_memory
+    one_request = shape.blocks_for(max_model_len) * shape.block_bytes
+    return min(int(available_memory() * CPU_MEMORY_SHARE), max(CPU_MEMORY_CAP, one_request))
+
+
+def _too_small(config: EngineConfig, shape: KVCacheShape, max_model_len: int, blocks: int) -> str:
+    needed = shape.blocks_for(max_model_len)
+    held = blocks * shape.block_size
+    if config.num_kv_blocks is not None:
+        enlarge = f"num_kv_blocks to at least {needed}"
+    elif config.kv_cache_memory is not None or config.device == "cpu":
+        enlarge = f"kv_cache_memory to at least {needed * shape.block_bytes}"
+    else:
+        enlarge = "kv_cache_memory or gpu_memory_utilization"
+    shrink = f"lower max_model_len to at most {held}, or " if held else ""
+    return (
+        f"one request of {max_model_len} tokens needs {needed} KV blocks "
+        f"({format_bytes(needed * shape.block_bytes)}), but the pool has {blocks} "
+        f"({format_bytes(blocks * shape.block_bytes)}): {shrink}raise {enlarge}"
+    )

@@ -1,0 +1,50 @@
+"""How much memory this process may still take."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_MEMINFO: Final = Path("/proc/meminfo")
+
+
+def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+    """Return the bytes of host memory that can be used without swapping.
+
+    The smaller of what the machine has free and what the container (cgroup v2) still allows.
+    """
+    free = _machine_free(meminfo)
+    allowed = _container_free(cgroup)
+    return free if allowed is None else min(free, allowed)
+
+
+def format_bytes(count: float) -> str:
+    """Return a size for people, as `3.2 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _machine_free(meminfo: Path) -> int:
+    if not meminfo.is_file():
+        # Not Linux: the free part is not known; half of what is installed is a careful guess.
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    rows = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+    return int(rows["MemAvailable"].split()[0]) * 1024
+
+
+def _container_free(cgroup: Path) -> int | None:
+    limit_file = cgroup / "memory.max"
+    if not limit_file.is_file():
+        return None
+    limit = limit_file.read_text().strip()
+    if limit == "max":
+        return None
+    used = int((cgroup / "memory.current").read_text())
+    stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    # Page cache that nobody needed lately is given back on demand.
+    return max(0, int(limit) - used + int(stat.get("inactive_file", "0")))
