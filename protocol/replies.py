@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, ClassVar
 
 from inferq.protocol.keys import Lane
 from inferq.protocol.messages import FinishReason
@@ -36,6 +37,23 @@ class ClaimedJob:
     crashes: int
     deadline_in_ms: int | None
     queued_ms: int
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> ClaimedJob:
+        """Build from the script's reply."""
+        job_id, lane, epoch, payload, cost, offset, crashes, deadline_in, queued_ms = row
+        return cls(
+            job_id=job_id.decode(),
+            lane=Lane(lane.decode()),
+            epoch=epoch,
+            payload=payload,
+            cost=cost,
+            published=offset,
+            attempts=epoch,
+            crashes=crashes,
+            deadline_in_ms=None if deadline_in < 0 else deadline_in,
+            queued_ms=queued_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +117,12 @@ class PublishReply:
     status: PublishStatus
     offset: int
     cancel: bool
+
+    @classmethod
+    def from_row(cls, job_id: str, row: Sequence[Any]) -> PublishReply:
+        """Build from the script's reply."""
+        status, offset, cancel = row
+        return cls(job_id, PublishStatus(status.decode()), offset, bool(cancel))
 
 
 class CancelOutcome(StrEnum):
@@ -164,6 +188,43 @@ class JobStatus:
     deadline_ms: int | None
     finished_ms: int | None
 
+    #: The hash fields that a status is read from.
+    FIELDS: ClassVar = (
+        "state",
+        "lane",
+        "finish",
+        "offset",
+        "epoch",
+        "handoffs",
+        "crashes",
+        "owner",
+        "cancel",
+        "created",
+        "deadline",
+        "finished",
+    )
+
+    @classmethod
+    def from_values(cls, job_id: str, values: Sequence[bytes | None]) -> JobStatus:
+        """Build from the values of `FIELDS`."""
+        texts = ("" if value is None else value.decode() for value in values)
+        known = dict(zip(cls.FIELDS, texts, strict=True))
+        return cls(
+            job_id=job_id,
+            state=JobState(known["state"]),
+            lane=Lane(known["lane"]),
+            finish_reason=FinishReason(known["finish"]) if known["finish"] else None,
+            published=int(known["offset"]),
+            attempts=int(known["epoch"]),
+            handoffs=int(known["handoffs"]),
+            crashes=int(known["crashes"]),
+            owner=known["owner"] or None,
+            cancel_requested=known["cancel"] == "1",
+            created_ms=int(known["created"]),
+            deadline_ms=int(known["deadline"]) or None,
+            finished_ms=int(known["finished"]) if known["finished"] else None,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -205,6 +266,25 @@ class DeadLetter:
     payload: bytes
     time_ms: int
     crashes: int
+    prompt_tokens: int
+    budget: int | None
+
+    @classmethod
+    def from_fields(cls, entry_id: str, fields: Mapping[bytes, bytes]) -> DeadLetter:
+        """Build from an entry of the dead-letter stream."""
+        budget = int(fields[b"budget"])
+        return cls(
+            entry_id=entry_id,
+            kind=DeadLetterKind(fields[b"kind"].decode()),
+            job_id=fields[b"id"].decode() or None,
+            lane=Lane(fields[b"lane"].decode()),
+            reason=fields[b"reason"].decode(),
+            payload=fields[b"payload"],
+            time_ms=int(fields[b"time"]),
+            crashes=int(fields[b"crashes"]),
+            prompt_tokens=int(fields[b"prompt"]),
+            budget=None if budget < 0 else budget,
+        )
 
 
 @dataclass(frozen=True, slots=True)

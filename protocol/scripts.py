@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -17,7 +18,7 @@ from inferq.protocol.connection import translate_errors
 from inferq.protocol.digest import content_digest
 from inferq.protocol.errors import IdempotencyConflict, InvalidRequestError, QueueFull
 from inferq.protocol.keys import LANE_WEIGHTS, Lane, QueueKeys, new_job_id, partition_of
-from inferq.protocol.messages import MAX_JOB_BYTES, FinishReason, Job
+from inferq.protocol.messages import MAX_JOB_BYTES, Job
 from inferq.protocol.replies import (
     CancelOutcome,
     ClaimedJob,
@@ -27,12 +28,10 @@ from inferq.protocol.replies import (
     Enqueued,
     ExpireOutcome,
     ExpireReply,
-    JobState,
     JobStatus,
     Load,
     PublishItem,
     PublishReply,
-    PublishStatus,
     Swept,
 )
 
@@ -46,20 +45,6 @@ MAX_KEY_BYTES: Final = 256
 STARVE_MS: Final = 5_000
 
 _LANES: Final = (Lane.HIGH, Lane.NORMAL, Lane.LOW)
-_STATUS_FIELDS: Final = (
-    "state",
-    "lane",
-    "finish",
-    "offset",
-    "epoch",
-    "handoffs",
-    "crashes",
-    "owner",
-    "cancel",
-    "created",
-    "deadline",
-    "finished",
-)
 
 
 @cache
@@ -78,6 +63,8 @@ class QueueScripts:
     """
 
     def __init__(self, client: redis.asyncio.Redis, keys: QueueKeys) -> None:
+        if client.connection_pool.connection_kwargs.get("decode_responses"):
+            raise InvalidRequestError("must not decode responses", field="client")
         self._redis = client
         self.keys = keys
         self._fixed_keys = (
@@ -97,6 +84,10 @@ class QueueScripts:
                 return await self._redis.evalsha(sha, len(all_keys), *all_keys, *args)
             except NoScriptError:
                 return await self._redis.eval(text, len(all_keys), *all_keys, *args)
+
+    async def _read(self, command: Awaitable[Any]) -> Any:
+        with translate_errors(self._redis):
+            return await command
 
     async def enqueue(
         self,
@@ -224,7 +215,7 @@ class QueueScripts:
             *(LANE_WEIGHTS[lane] for lane in _LANES),
         )
         return ClaimReply(
-            claimed=tuple(_claimed_job(row) for row in rows),
+            claimed=tuple(ClaimedJob.from_row(row) for row in rows),
             lane_tails={lane: tail.decode() for lane, tail in zip(_LANES, tails, strict=True)},
             next_due_ms=None if due < 0 else due,
             waiting=bool(waiting),
@@ -243,7 +234,10 @@ class QueueScripts:
             args += (item.job_id, item.epoch, item.first, item.terminal or "", len(item.events))
             for event in item.events:
                 args += event
-        return _publish_replies([item.job_id for item in items], await self._call("publish", *args))
+        return [
+            PublishReply.from_row(item.job_id, row)
+            for item, row in zip(items, await self._call("publish", *args), strict=True)
+        ]
 
     async def heartbeat(
         self, worker: str, leases: Sequence[tuple[str, int]], *, lease_ms: int, retention_ms: int
@@ -251,7 +245,10 @@ class QueueScripts:
         """Renew the leases of jobs (id, epoch) that have no new events; `stale` ones are lost."""
         args = [value for lease in leases for value in lease]
         rows = await self._call("heartbeat", worker, lease_ms, retention_ms, *args)
-        return _publish_replies([job_id for job_id, _ in leases], rows)
+        return [
+            PublishReply.from_row(job_id, row)
+            for (job_id, _), row in zip(leases, rows, strict=True)
+        ]
 
     async def recost(
         self, worker: str, job_id: str, epoch: int, *, prompt_tokens: int, budget: int
@@ -295,16 +292,13 @@ class QueueScripts:
     async def status(self, job_id: str) -> JobStatus | None:
         """Return what the server knows of a job; None if it is unknown, or forgotten."""
         self._check_partition(job_id)
-        with translate_errors(self._redis):
-            values = await self._redis.hmget(self.keys.job(job_id), list(_STATUS_FIELDS))
-        known = dict(zip(_STATUS_FIELDS, (_text(value) for value in values), strict=True))
-        return _job_status(job_id, known) if known["state"] else None
+        values = await self._read(self._redis.hmget(self.keys.job(job_id), JobStatus.FIELDS))
+        return JobStatus.from_values(job_id, values) if values[0] else None
 
     async def load(self) -> Load:
         """Return the queue's counters."""
         names = list(Load.__slots__)
-        with translate_errors(self._redis):
-            values = await self._redis.hmget(self.keys.load, names)
+        values = await self._read(self._redis.hmget(self.keys.load, names))
         return Load(**{name: int(value or 0) for name, value in zip(names, values, strict=True)})
 
     async def register(self, worker: str, info: Mapping[str, str | int]) -> int:
@@ -313,8 +307,7 @@ class QueueScripts:
 
     async def workers(self) -> dict[str, dict[str, Any]]:
         """Return each worker's last heartbeat; `t` in it is the server's time in ms."""
-        with translate_errors(self._redis):
-            known = await self._redis.hgetall(self.keys.workers)
+        known = await self._read(self._redis.hgetall(self.keys.workers))
         return {name.decode(): msgpack.unpackb(info) for name, info in known.items()}
 
     async def sweep(self, *, gone_ms: int, limit: int = 100) -> Swept:
@@ -324,9 +317,8 @@ class QueueScripts:
     async def dead_letters(self, *, after: str = "-", count: int = 100) -> list[DeadLetter]:
         """Return the oldest dead letters after entry `after`."""
         start = after if after == "-" else f"({after}"
-        with translate_errors(self._redis):
-            rows = await self._redis.xrange(self.keys.dead, min=start, count=count)
-        return [_dead_letter(entry_id.decode(), fields) for entry_id, fields in rows]
+        rows = await self._read(self._redis.xrange(self.keys.dead, min=start, count=count))
+        return [DeadLetter.from_fields(entry.decode(), fields) for entry, fields in rows]
 
     async def redrive(self, entry_id: str) -> str:
         """Submit a crashed job anew and return its new id; its dead letter is removed.
@@ -334,17 +326,16 @@ class QueueScripts:
         A job id is never used twice: the old one keeps its terminal error. Raises
         `InvalidRequestError` if there is no such dead letter, or it is an undecodable one.
         """
-        with translate_errors(self._redis):
-            rows = await self._redis.xrange(self.keys.dead, min=entry_id, max=entry_id)
+        _check_entry_id(entry_id)
+        rows = await self._read(self._redis.xrange(self.keys.dead, min=entry_id, max=entry_id))
         if not rows:
             raise InvalidRequestError(f"there is no dead letter {entry_id}", field="entry_id")
-        letter = _dead_letter(entry_id, rows[0][1])
+        letter = DeadLetter.from_fields(entry_id, rows[0][1])
         if letter.kind is not DeadLetterKind.CRASHED:
             raise InvalidRequestError("an undecodable job cannot be redriven", field="entry_id")
         job = replace(Job.decode(letter.payload), id=new_job_id(self.keys.partition))
         digest = content_digest(job.prompt, job.params, job.model, job.metadata)
-        prompt, budget = int(rows[0][1][b"prompt"]), int(rows[0][1][b"budget"])
-        cost = _cost(prompt, None if budget < 0 else budget)
+        cost = _cost(letter.prompt_tokens, letter.budget)
         status = await self._call("redrive", entry_id, job.id, job.encode(), digest, cost)
         if status == b"unknown":
             raise InvalidRequestError(f"there is no dead letter {entry_id}", field="entry_id")
@@ -377,63 +368,10 @@ def _check_wait(field: str, wait_ms: int, low: int) -> None:
         )
 
 
+def _check_entry_id(entry_id: str) -> None:
+    if not re.fullmatch(r"\d{1,20}-\d{1,20}", entry_id):
+        raise InvalidRequestError(f"{entry_id!r} is not a stream id", field="entry_id")
+
+
 def _or_empty(value: int | None) -> int | str:
     return "" if value is None else value
-
-
-def _text(value: bytes | None) -> str:
-    return "" if value is None else value.decode()
-
-
-def _claimed_job(row: Sequence[Any]) -> ClaimedJob:
-    job_id, lane, epoch, payload, cost, offset, crashes, deadline_in, queued_ms = row
-    return ClaimedJob(
-        job_id=job_id.decode(),
-        lane=Lane(lane.decode()),
-        epoch=epoch,
-        payload=payload,
-        cost=cost,
-        published=offset,
-        attempts=epoch,
-        crashes=crashes,
-        deadline_in_ms=None if deadline_in < 0 else deadline_in,
-        queued_ms=queued_ms,
-    )
-
-
-def _publish_replies(job_ids: Sequence[str], rows: Sequence[Any]) -> list[PublishReply]:
-    return [
-        PublishReply(job_id, PublishStatus(status.decode()), offset, bool(cancel))
-        for job_id, (status, offset, cancel) in zip(job_ids, rows, strict=True)
-    ]
-
-
-def _job_status(job_id: str, known: Mapping[str, str]) -> JobStatus:
-    return JobStatus(
-        job_id=job_id,
-        state=JobState(known["state"]),
-        lane=Lane(known["lane"]),
-        finish_reason=FinishReason(known["finish"]) if known["finish"] else None,
-        published=int(known["offset"]),
-        attempts=int(known["epoch"]),
-        handoffs=int(known["handoffs"]),
-        crashes=int(known["crashes"]),
-        owner=known["owner"] or None,
-        cancel_requested=known["cancel"] == "1",
-        created_ms=int(known["created"]),
-        deadline_ms=int(known["deadline"]) or None,
-        finished_ms=int(known["finished"]) if known["finished"] else None,
-    )
-
-
-def _dead_letter(entry_id: str, fields: Mapping[bytes, bytes]) -> DeadLetter:
-    return DeadLetter(
-        entry_id=entry_id,
-        kind=DeadLetterKind(fields[b"kind"].decode()),
-        job_id=fields[b"id"].decode() or None,
-        lane=Lane(fields[b"lane"].decode()),
-        reason=fields[b"reason"].decode(),
-        payload=fields[b"payload"],
-        time_ms=int(fields[b"time"]),
-        crashes=int(fields[b"crashes"]),
-    )
