@@ -46,10 +46,11 @@ def test_sixty_four_requests_at_once_equal_each_alone(simulation):
     crowd.check_pool_is_whole()
 
 
-def test_256_requests_through_a_pool_that_preempts_with_the_prefix_cache_on(simulation):
+@pytest.mark.parametrize("count", [256, 512])
+def test_many_requests_through_a_pool_that_preempts_with_the_prefix_cache_on(simulation, count):
     sim = simulation(48, max_num_seqs=256, max_num_batched_tokens=256)
     shared = [7] * 10
-    for i, prompt in enumerate(prompts(256, 1, 24, seed=5)):
+    for i, prompt in enumerate(prompts(count, 1, 24, seed=5)):
         sim.add(str(i), shared + prompt if i % 3 else prompt, max_tokens=20)
     sim.run()
     stats = sim.engine.stats()

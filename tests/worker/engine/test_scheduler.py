@@ -226,6 +226,33 @@ def test_admission_leaves_one_per_cent_of_the_blocks_free(simulation):
     sim.check_answer("c")
 
 
+def test_admission_counts_the_block_of_the_next_token(simulation):
+    """Else a prompt of whole blocks would be computed, find no block, and be in the way."""
+    sim = simulation(5)
+    sim.add("a", [3] * 9, max_tokens=3, **NO_END)
+    sim.add("b", [4] * 8, max_tokens=3, **NO_END)
+    sim.step()
+    assert sim.plans == [[("a", 9)]]
+    sim.run()
+    sim.check_answer("b")
+
+
+def test_nobody_is_admitted_while_a_running_sequence_lacks_blocks(simulation):
+    sim = simulation(12, max_num_seqs=4, max_num_batched_tokens=9)
+    sim.add("grows", [3] * 4, max_tokens=8, **NO_END)
+    sim.step()
+    sim.add("long", [4] * 39, max_tokens=2, **NO_END)  # 10 blocks, 2 more in each step
+    sim.step()
+    sim.add("small", [5], max_tokens=2, **NO_END)
+    sim.run()
+    assert sim.plans[4:6] == [[("grows", 1), ("long", 8)], [("grows", 1)]]
+    order = list(dict.fromkeys(name for plan in sim.plans for name, _ in plan))
+    assert order == ["grows", "long", "small"]
+    assert sim.engine.stats().num_preemptions == 0
+    for name in order:
+        sim.check_answer(name)
+
+
 @pytest.mark.parametrize("num_blocks", [1, 2, 3])
 def test_the_tiniest_pools_serve_whatever_fits_alone(simulation, num_blocks):
     sim = simulation(num_blocks)
