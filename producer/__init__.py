@@ -1,1 +1,34 @@
-"""Placeholder."""
+"""The producer's side: submit jobs to a queue and follow their tokens.
+
+Imports the standard library, redis and `inferq.protocol` only.
+
+- `async_client`  `AsyncClient`, the one implementation
+- `client`        `Client`, the same for plain code, on a loop of its own (`loop_thread`)
+- `request`       arguments to a checked job, its cost bound
+- `stream`        the events of a job, each token once; `result` puts them together
+- `reader`        one connection reads for some hundred streams; `probe` looks after silent ones
+- `workers`       the workers' reports
+- `server`        connections, time-outs, retries, errors translated
+"""
+
+from inferq.producer.async_client import AsyncClient, AsyncJobHandle
+from inferq.producer.client import Client, JobHandle, JobStream
+from inferq.producer.request import ChatInput, PromptInput
+from inferq.producer.result import JobOutput, JobResult
+from inferq.producer.stream import StreamEvent, TokenStream
+from inferq.producer.workers import WorkerInfo
+
+__all__ = [
+    "AsyncClient",
+    "AsyncJobHandle",
+    "ChatInput",
+    "Client",
+    "JobHandle",
+    "JobOutput",
+    "JobResult",
+    "JobStream",
+    "PromptInput",
+    "StreamEvent",
+    "TokenStream",
+    "WorkerInfo",
+]

@@ -1,0 +1,287 @@
+"""The producer's client for asyncio: submit jobs, follow their tokens, cancel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self
+
+from inferq.producer.probe import Probe
+from inferq.producer.reader import ReaderPool
+from inferq.producer.request import (
+    ChatInput,
+    PromptInput,
+    check_idempotency_key,
+    check_seconds,
+    make_job,
+    prompt_token_bound,
+    to_deadline_ms,
+    to_delay_ms,
+    to_lane,
+    to_prompt,
+)
+from inferq.producer.result import JobResult, collect
+from inferq.producer.server import RedisServer
+from inferq.producer.stream import TokenStream
+from inferq.producer.subscription import Subscription
+from inferq.producer.workers import WorkerInfo
+from inferq.protocol.errors import InferqError, InvalidRequestError, JobNotFound
+from inferq.protocol.keys import Lane, QueueKeys, partition_of
+from inferq.protocol.params import SamplingParams
+from inferq.protocol.replies import CancelOutcome, JobStatus
+from inferq.protocol.scripts import QueueScripts
+
+DEFAULT_URL: Final = "redis://127.0.0.1:6379/0"
+DEFAULT_QUEUE: Final = "default"
+#: Most jobs, queued and running, before `submit` raises `QueueFull`.
+DEFAULT_QUEUE_LIMIT: Final = 100_000
+#: How long a finished job's events stay on the server, in seconds.
+DEFAULT_RETENTION_S: Final = 3600.0
+#: Longest time for one command, its retries included, in seconds.
+DEFAULT_TIMEOUT_S: Final = 4.0
+#: How long a stream rides out a server that is away, in seconds.
+DEFAULT_RECONNECT_S: Final = 30.0
+#: Longest wait between two events of a stream, and for a whole result, in seconds.
+DEFAULT_STREAM_TIMEOUT_S: Final = 300.0
+DEFAULT_RESULT_TIMEOUT_S: Final = 600.0
+
+
+class AsyncClient:
+    """A client of one queue, for one event loop; many tasks may use it at once.
+
+    - `url`: `redis://`, `rediss://` (TLS) or `unix://`, with user and password where the server
+      wants them; None takes `$INFERQ_REDIS_URL`, or the local server.
+    - `queue`: name of the queue; None takes `$INFERQ_QUEUE`, or `default`.
+    - `queue_limit`: most jobs in the queue before `submit` raises `QueueFull`.
+    - `retention_s`: how long a finished job's events can be read, in seconds.
+    - `timeout_s`: longest time for one command, with its retries, in seconds.
+    - `reconnect_s`: how long a stream waits for a server that went away, in seconds.
+
+    Connects at the first call. Use as `async with AsyncClient() as client:`, or call `aclose`.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        queue: str | None = None,
+        *,
+        queue_limit: int = DEFAULT_QUEUE_LIMIT,
+        retention_s: float = DEFAULT_RETENTION_S,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        reconnect_s: float = DEFAULT_RECONNECT_S,
+    ) -> None:
+        if isinstance(queue_limit, bool) or not isinstance(queue_limit, int) or queue_limit < 1:
+            raise InvalidRequestError(
+                f"must be a whole number from 1 on, not {queue_limit!r}", field="queue_limit"
+            )
+        self.queue = queue or os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE
+        QueueKeys(self.queue)  # refuses a bad name here, not at the first call
+        self._server = RedisServer(
+            url or os.environ.get("INFERQ_REDIS_URL") or DEFAULT_URL,
+            timeout_s=check_seconds("timeout_s", timeout_s),
+        )
+        self._readers = ReaderPool(
+            self._server, reconnect_s=check_seconds("reconnect_s", reconnect_s)
+        )
+        self._scripts: dict[int, QueueScripts] = {}
+        self._queue_limit = queue_limit
+        self._retention_ms = int(check_seconds("retention_s", retention_s) * 1000)
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._server.name!r}, queue={self.queue!r})"
+
+    async def submit(
+        self,
+        prompt: PromptInput | None = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: Sequence[ChatInput] | None = None,
+        lane: str = Lane.NORMAL,
+        deadline_s: float | None = None,
+        not_before: datetime | None = None,
+        delay_s: float | None = None,
+        idempotency_key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        model: str | None = None,
+    ) -> AsyncJobHandle:
+        """Put a job into the queue and return its handle; do not wait for a worker.
+
+        - `prompt`: text, token ids, or chat messages (maps with `role` and `content`); or
+          `messages` instead.
+        - `lane`: `high`, `normal` or `low`.
+        - `deadline_s`: the job ends as expired when it has not finished this many seconds from now.
+        - `not_before`, or `delay_s` in seconds: start no sooner.
+        - `idempotency_key`: a second submit with the same key and content returns the first job;
+          with other content it raises `IdempotencyConflict`.
+        - `metadata`: text by name, which travels with the job.
+        - `model`: refuse the job if the worker serves another model.
+
+        Raises `InvalidRequestError`, `QueueFull`, `IdempotencyConflict` or `ServerLost`. A lost
+        reply is retried and never makes a second job.
+        """
+        job, digest = make_job(to_prompt(prompt, messages), params, model=model, metadata=metadata)
+        chosen = to_lane(lane)
+        deadline_ms = to_deadline_ms(deadline_s)
+        delay_ms = to_delay_ms(not_before, delay_s)
+        check_idempotency_key(idempotency_key)
+        scripts = self._scripts_of(job.id)
+        prompt_tokens = prompt_token_bound(job.prompt)
+        enqueued = await self._server.call(
+            lambda: scripts.enqueue(
+                job,
+                lane=chosen,
+                prompt_tokens=prompt_tokens,
+                budget=job.params.max_tokens,
+                deadline_ms=deadline_ms,
+                delay_ms=delay_ms,
+                idempotency_key=idempotency_key,
+                digest=digest,
+                queue_limit=self._queue_limit,
+                retention_ms=self._retention_ms,
+            )
+        )
+        return AsyncJobHandle(self, enqueued.job_id, created=enqueued.created)
+
+    def job(self, job_id: str) -> AsyncJobHandle:
+        """Return a handle for a job submitted before, here or elsewhere, without asking for it."""
+        partition_of(job_id)
+        return AsyncJobHandle(self, job_id)
+
+    async def ping(self) -> None:
+        """Raise `ServerLost` unless the server is there and lets us in."""
+        self._check_open()
+        await self._server.ping()
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the last report of every worker of the queue, by name; see `WorkerInfo.age_s`."""
+        scripts = self._partition_scripts(0)
+        reports = await self._server.call(scripts.workers)
+        seconds, microseconds = await self._server.call(self._server.commands.time)
+        now_ms = seconds * 1000 + microseconds // 1000
+        return [WorkerInfo.from_report(n, r, now_ms) for n, r in sorted(reports.items())]
+
+    async def cancel(self, job_id: str) -> CancelOutcome:
+        """See `AsyncJobHandle.cancel`."""
+        scripts = self._scripts_of(job_id)
+        outcome = await self._server.call(
+            lambda: scripts.cancel(job_id, retention_ms=self._retention_ms)
+        )
+        if outcome is CancelOutcome.UNKNOWN:
+            raise JobNotFound(job_id)
+        return outcome
+
+    async def status(self, job_id: str) -> JobStatus:
+        """See `AsyncJobHandle.status`."""
+        scripts = self._scripts_of(job_id)
+        status = await self._server.call(lambda: scripts.status(job_id))
+        if status is None:
+            raise JobNotFound(job_id)
+        return status
+
+    def stream(
+        self,
+        job_id: str,
+        *,
+        from_offset: int = 0,
+        timeout_s: float = DEFAULT_STREAM_TIMEOUT_S,
+        total_timeout_s: float | None = None,
+    ) -> TokenStream:
+        """See `AsyncJobHandle.stream`."""
+        self._check_open()
+        return TokenStream(
+            self._follow,
+            job_id,
+            from_offset=from_offset,
+            idle_timeout_s=check_seconds("timeout_s", timeout_s),
+            total_timeout_s=total_timeout_s,
+        )
+
+    async def aclose(self) -> None:
+        """Close all connections; streams in use end with an error, jobs go on."""
+        self._is_closed = True
+        await self._readers.aclose()
+        await self._server.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _follow(self, job_id: str, from_total: int) -> Subscription:
+        self._check_open()
+        await self._server.greet()
+        subscription = Subscription(job_id, from_total)
+        scripts = self._scripts_of(job_id)
+        probe = Probe(self._server, scripts, retention_ms=self._retention_ms)
+        self._readers.follow(subscription, scripts.keys, probe)
+        return subscription
+
+    def _scripts_of(self, job_id: str) -> QueueScripts:
+        """Return the scripts of the partition that the job lives in."""
+        return self._partition_scripts(partition_of(job_id))
+
+    def _partition_scripts(self, partition: int) -> QueueScripts:
+        self._check_open()
+        if partition not in self._scripts:
+            keys = QueueKeys(self.queue, partition)
+            self._scripts[partition] = QueueScripts(self._server.commands, keys)
+        return self._scripts[partition]
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InferqError("this client is closed")
+
+
+class AsyncJobHandle:
+    """One job: its id, and what can be done about it.
+
+    `created` is False where an idempotency key led to a job that was there before.
+    """
+
+    def __init__(self, client: AsyncClient, job_id: str, *, created: bool = False) -> None:
+        self.id = job_id
+        self.created = created
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r})"
+
+    def stream(
+        self, from_offset: int = 0, *, timeout_s: float = DEFAULT_STREAM_TIMEOUT_S
+    ) -> TokenStream:
+        """Iterate over the job's events from a token offset on (an event's `next_offset`).
+
+        `timeout_s` is the longest wait for the next event, in seconds; see `TokenStream` for the
+        errors. Leaving early does not cancel the job.
+        """
+        return self._client.stream(self.id, from_offset=from_offset, timeout_s=timeout_s)
+
+    async def result(self, *, timeout_s: float = DEFAULT_RESULT_TIMEOUT_S) -> JobResult:
+        """Wait for the end of the job, at most `timeout_s` seconds, and return all of it.
+
+        Raises what `stream` raises; after `ResultTimeout` the job goes on, and one may ask again.
+        """
+        check_seconds("timeout_s", timeout_s)
+        stream = self._client.stream(self.id, timeout_s=timeout_s, total_timeout_s=timeout_s)
+        return await collect(stream)
+
+    async def cancel(self) -> CancelOutcome:
+        """Ask for the job's end; raise `JobNotFound` if the server does not know it.
+
+        Returns `cancelled` (it had not begun), `requested` (its worker will end it within a step)
+        or `finished` (it was over before).
+        """
+        return await self._client.cancel(self.id)
+
+    async def status(self) -> JobStatus:
+        """Return where the job stands; raise `JobNotFound` if the server does not know it."""
+        return await self._client.status(self.id)

@@ -1,0 +1,67 @@
+"""Looking after silent streams, so that no reader waits for a job that is gone or has expired."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from inferq.producer.server import RedisServer
+from inferq.producer.subscription import Entry, Subscription
+from inferq.protocol.errors import StreamExpired
+from inferq.protocol.replies import ExpireOutcome
+from inferq.protocol.scripts import QueueScripts
+
+
+class Probe:
+    """Checks on jobs of one partition whose streams have been silent for a while."""
+
+    def __init__(self, server: RedisServer, scripts: QueueScripts, *, retention_ms: int) -> None:
+        self._server = server
+        self._scripts = scripts
+        self._retention_ms = retention_ms
+
+    async def look_after(self, subscriptions: Sequence[Subscription], now: float) -> None:
+        """End the subscriptions whose job is gone, and the jobs whose deadline has passed.
+
+        One round trip for all, and one more for each job whose deadline is unknown or has come.
+        """
+        replies = await self._server.call(lambda: self._look(subscriptions))
+        checks = []
+        for subscription, exists, last in zip(
+            subscriptions, replies[::2], replies[1::2], strict=True
+        ):
+            end = Entry.from_redis(*last[0]) if last else None
+            if end is not None and end.is_terminal:
+                # otherwise the read that comes next brings it
+                if end.position < subscription.cursor:
+                    subscription.end_early(end)
+            elif not exists:
+                subscription.fail(StreamExpired(subscription.job_id))
+            elif subscription.deadline <= now:
+                checks.append(self._check_deadline(subscription, now, has_events=end is not None))
+        await asyncio.gather(*checks)
+
+    async def _look(self, subscriptions: Sequence[Subscription]) -> list[Any]:
+        keys = self._scripts.keys
+        pipeline = self._server.commands.pipeline(transaction=True)
+        for subscription in subscriptions:
+            pipeline.exists(keys.job(subscription.job_id))
+            pipeline.xrevrange(keys.out(subscription.job_id), count=1)
+        return list(await pipeline.execute())
+
+    async def _check_deadline(
+        self, subscription: Subscription, now: float, *, has_events: bool
+    ) -> None:
+        """Have the server end the job if its deadline has passed, else remember the deadline."""
+        job_id = subscription.job_id
+        reply = await self._server.call(
+            lambda: self._scripts.expire(job_id, retention_ms=self._retention_ms)
+        )
+        if reply.outcome is ExpireOutcome.FINISHED and not has_events:
+            subscription.fail(StreamExpired(job_id))
+        elif reply.deadline_in_ms is None:
+            subscription.deadline = math.inf
+        else:
+            subscription.deadline = now + reply.deadline_in_ms / 1000

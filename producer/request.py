@@ -1,0 +1,192 @@
+"""What a producer's arguments become: a checked job, its cost bound and its place in the queue."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from inferq.protocol.digest import content_digest
+from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.keys import Lane, new_job_id
+from inferq.protocol.messages import (
+    ChatMessage,
+    ChatPrompt,
+    Job,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
+from inferq.protocol.params import SamplingParams, check_utf8
+from inferq.protocol.scripts import MAX_KEY_BYTES
+
+#: One message of a chat: a map with `role` and `content`, or the message itself.
+ChatInput = Mapping[str, str] | ChatMessage
+#: What `submit` takes: text, token ids, or the messages of a chat.
+PromptInput = str | Sequence[int] | Sequence[ChatInput]
+
+#: Longest deadline or delay, in seconds (30 days).
+MAX_DELAY_S: Final = 30 * 24 * 3600.0
+#: Tokens that a tokenizer may add to a text (begin and end marks).
+TEXT_MARGIN: Final = 8
+#: Tokens that a chat template may add by itself (say, its default system prompt), and per message.
+TEMPLATE_MARGIN: Final = 512
+MESSAGE_MARGIN: Final = 32
+
+
+def make_job(
+    prompt: Prompt,
+    params: SamplingParams | None,
+    *,
+    model: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    partition: int = 0,
+) -> tuple[Job, str]:
+    """Return a job with an id of its own, and a seed if `params` has none; and its digest.
+
+    The digest is of what was asked for: not of the id, the time, or a seed that was drawn.
+    """
+    if params is None:
+        params = SamplingParams()
+    elif not isinstance(params, SamplingParams):
+        raise InvalidRequestError(
+            f"must be SamplingParams, not {type(params).__name__}", field="params"
+        )
+    job = Job(
+        id=new_job_id(partition),
+        prompt=prompt,
+        params=params,
+        model=model,
+        metadata={} if metadata is None else metadata,
+        created_ms=time.time_ns() // 1_000_000,
+    )
+    digest = content_digest(job.prompt, params, job.model, job.metadata)
+    if params.seed is None:
+        seeded = dataclasses.replace(params, seed=secrets.randbits(63))
+        job = dataclasses.replace(job, params=seeded)
+    return job, digest
+
+
+def to_prompt(prompt: PromptInput | None, messages: Sequence[ChatInput] | None) -> Prompt:
+    """Return the prompt's message for text, token ids or chat messages, whichever is given."""
+    if messages is not None:
+        if prompt is not None:
+            raise InvalidRequestError("goes not together with messages", field="prompt")
+        if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+            raise InvalidRequestError("must be a list of messages", field="messages")
+        return ChatPrompt(tuple(_chat_message(message) for message in messages))
+    if prompt is None:
+        raise InvalidRequestError("is missing: give text, token ids or messages", field="prompt")
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    if isinstance(prompt, (bytes, bytearray, memoryview)):
+        raise InvalidRequestError("must be text, not bytes: decode it first", field="prompt")
+    if not isinstance(prompt, Sequence):
+        raise InvalidRequestError(
+            f"must be text, token ids or chat messages, not {type(prompt).__name__}",
+            field="prompt",
+        )
+    if prompt and isinstance(prompt[0], (Mapping, ChatMessage)):
+        return ChatPrompt(tuple(_chat_message(message) for message in prompt))
+    return TokenPrompt(tuple(prompt))  # type: ignore[arg-type] # TokenPrompt checks every id
+
+
+def prompt_token_bound(prompt: Prompt) -> int:
+    """Return how many tokens `prompt` can be at most: exact for token ids.
+
+    A byte-level tokenizer never makes more tokens than there are bytes.
+    """
+    match prompt:
+        case TokenPrompt(token_ids):
+            return len(token_ids)
+        case TextPrompt(text):
+            return len(text.encode()) + TEXT_MARGIN
+        case ChatPrompt(messages):
+            size = sum(len(m.role.encode()) + len(m.content.encode()) for m in messages)
+            return size + MESSAGE_MARGIN * len(messages) + TEMPLATE_MARGIN
+
+
+def to_lane(lane: str) -> Lane:
+    """Return the lane of that name."""
+    try:
+        return Lane(lane)
+    except ValueError:
+        names = ", ".join(repr(known.value) for known in Lane)
+        raise InvalidRequestError(
+            f"{lane!r} is not one of {names}", field="lane", limit=names
+        ) from None
+
+
+def to_deadline_ms(deadline_s: float | None) -> int | None:
+    """Return the deadline in milliseconds from now, at least 1."""
+    if deadline_s is None:
+        return None
+    return max(1, _milliseconds("deadline_s", deadline_s, may_be_zero=False))
+
+
+def to_delay_ms(not_before: datetime | None, delay_s: float | None) -> int:
+    """Return how many milliseconds from now (by this machine's clock) the job may start."""
+    if not_before is None:
+        return 0 if delay_s is None else _milliseconds("delay_s", delay_s, may_be_zero=True)
+    if delay_s is not None:
+        raise InvalidRequestError("goes not together with delay_s", field="not_before")
+    if not isinstance(not_before, datetime) or not_before.utcoffset() is None:
+        raise InvalidRequestError("must be a datetime with a time zone", field="not_before")
+    delay_s = max(0.0, (not_before - datetime.now(UTC)).total_seconds())
+    return _milliseconds("not_before", delay_s, may_be_zero=True)
+
+
+def check_idempotency_key(key: str | None) -> None:
+    """Raise `InvalidRequestError` unless the key is absent or text of 1 to 256 bytes."""
+    if key is None:
+        return
+    if not isinstance(key, str) or not key:
+        raise InvalidRequestError("must be text that is not empty", field="idempotency_key")
+    if len(check_utf8("idempotency_key", key)) > MAX_KEY_BYTES:
+        raise InvalidRequestError(
+            f"is longer than {MAX_KEY_BYTES} bytes",
+            field="idempotency_key",
+            limit=MAX_KEY_BYTES,
+        )
+
+
+def check_seconds(field: str, value: object) -> float:
+    """Return a time-out in seconds, which must be a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidRequestError(f"must be a number of seconds, not {value!r}", field=field)
+    if value <= 0:
+        raise InvalidRequestError(f"{value} is not above 0", field=field, limit=0)
+    return float(value)
+
+
+def _milliseconds(field: str, seconds: float, *, may_be_zero: bool) -> int:
+    if not (may_be_zero and seconds == 0 and not isinstance(seconds, bool)):
+        check_seconds(field, seconds)
+    if seconds > MAX_DELAY_S:
+        raise InvalidRequestError(
+            f"{seconds:g} s are more than {MAX_DELAY_S:g}", field=field, limit=MAX_DELAY_S
+        )
+    return int(seconds * 1000)
+
+
+def _chat_message(message: Any) -> ChatMessage:
+    if isinstance(message, ChatMessage):
+        return message
+    if not isinstance(message, Mapping):
+        raise InvalidRequestError(
+            f"every message must be a map with role and content, not {type(message).__name__}",
+            field="messages",
+        )
+    unknown = sorted(str(key) for key in message if key not in ("role", "content"))
+    if unknown:
+        raise InvalidRequestError(
+            "is not supported: a message has role and content", field=f"messages.{unknown[0]}"
+        )
+    for name in ("role", "content"):
+        if name not in message:
+            raise InvalidRequestError("is missing", field=f"messages.{name}")
+    return ChatMessage(message["role"], message["content"])

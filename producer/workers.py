@@ -1,0 +1,52 @@
+"""The workers of a queue, as their last reports tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """One worker's last report, `age_s` seconds ago by the server's clock.
+
+    Counts are in KV blocks of `block_size` tokens, and in jobs; `peak_blocks` is the most blocks
+    that were ever in use.
+    """
+
+    name: str
+    model: str
+    version: str
+    age_s: float
+    total_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    peak_blocks: int
+    block_size: int
+    max_model_len: int
+    running: int
+    waiting: int
+
+    @classmethod
+    def from_report(cls, name: str, report: Mapping[str, Any], now_ms: int) -> WorkerInfo:
+        """Build from a report; what an older worker does not tell is 0."""
+
+        def count(key: str) -> int:
+            value = report.get(key, 0)
+            return value if isinstance(value, int) else 0
+
+        return cls(
+            name=name,
+            model=str(report.get("model", "")),
+            version=str(report.get("version", "")),
+            age_s=max(0, now_ms - count("t")) / 1000,
+            total_blocks=count("blocks"),
+            free_blocks=count("free"),
+            cached_blocks=count("cached"),
+            peak_blocks=count("peak"),
+            block_size=count("block_size"),
+            max_model_len=count("max_model_len"),
+            running=count("running"),
+            waiting=count("waiting"),
+        )
