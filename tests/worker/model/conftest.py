@@ -1,0 +1,161 @@
+"""Tiny models with random weights, made by transformers, and a driver for our decoder."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from inferq.kernels.attention import attention_ops
+from inferq.protocol.params import SamplingParams
+from inferq.worker.engine.plan import ScheduledSequence, StepPlan
+from inferq.worker.engine.sequence import EngineRequest, Sequence
+from inferq.worker.model.config import ModelConfig
+from inferq.worker.model.kv_cache import KVCacheShape
+from inferq.worker.model.loader import load_weights
+from inferq.worker.model.step_inputs import StepInputBuilder
+from inferq.worker.model.transformer import Decoder
+
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+MakeModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
+    """Save a tiny random model, `family` of transformers with `TINY` and the given settings."""
+
+    def make(family: str = "Llama", **settings: object) -> Path:
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{family}Config")(**{**TINY, **settings})
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        for parameter in model.parameters():
+            # Larger than the default: logits must differ enough to show a mistake.
+            torch.nn.init.normal_(parameter, std=0.2 if parameter.dim() > 1 else 0.5)
+        folder = tmp_path_factory.mktemp("model")
+        model.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference_logits() -> Callable[[Path, list[int]], Tensor]:
+    """Give transformers' logits [T, vocabulary] of a whole text."""
+    return _reference_logits
+
+
+@pytest.fixture(scope="session")
+def random_text() -> Callable[[int, int], list[int]]:
+    """Give token ids of the tiny vocabulary, of a length and from a seed."""
+    return lambda length, seed: random.Random(seed).choices(range(3, TINY["vocab_size"]), k=length)
+
+
+def _reference_logits(folder: Path, token_ids: list[int]) -> Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([token_ids])).logits[0]
+    return logits
+
+
+class Driver:
+    """Runs texts through our decoder in any chunks, with scattered blocks, keeping all logits."""
+
+    def __init__(self, folder: Path, block_size: int = 4, num_blocks: int = 160) -> None:
+        self.config = ModelConfig.read(folder)
+        device = torch.device("cpu")
+        with torch.inference_mode():
+            self.decoder = Decoder(
+                self.config,
+                max_positions=128,
+                dtype=torch.float32,
+                device=device,
+                attention=attention_ops(device),
+            )
+            load_weights(folder, self.decoder.targets(), is_ignored=self.decoder.is_ignored)
+            self.decoder.pack()
+        self.kv_cache = KVCacheShape.of(self.config, block_size, torch.float32).allocate(
+            num_blocks, device
+        )
+        # What nobody wrote must not be read.
+        self.kv_cache.fill_(torch.nan)
+        self.block_size = block_size
+        self.blocks = list(range(num_blocks))
+        random.Random(0).shuffle(self.blocks)
+        self.inputs = StepInputBuilder(
+            max_num_seqs=8,
+            max_num_tokens=256,
+            max_model_len=128,
+            block_size=block_size,
+            eos_token_ids=frozenset(),
+            device=device,
+        )
+
+    def sequence(self, token_ids: list[int]) -> Sequence:
+        """Give a sequence that knows all of its tokens and has computed none."""
+        params = SamplingParams(temperature=0.0, seed=0)
+        request = EngineRequest(
+            request_id=str(len(self.blocks)), prompt_token_ids=tuple(token_ids), params=params
+        )
+        return Sequence(request, self.block_size)
+
+    @torch.inference_mode()
+    def step(self, chunks: list[tuple[Sequence, int]]) -> list[Tensor]:
+        """Compute so many tokens of each sequence; give the logits [tokens, vocabulary] of each."""
+        for sequence, count in chunks:
+            end = sequence.num_computed_tokens + count
+            while len(sequence.block_table) * self.block_size < end:
+                sequence.block_table.append(self.blocks.pop())
+        chunks = sorted(chunks, key=lambda chunk: chunk[1] > 1)
+        plan = StepPlan([ScheduledSequence(sequence, count) for sequence, count in chunks])
+        inputs = self.inputs.build(plan)
+        logits = self.decoder.forward(
+            inputs.token_ids,
+            inputs.positions,
+            inputs.batch,
+            self.kv_cache,
+            torch.arange(plan.num_tokens),
+        )
+        parts = dict(zip([s for s, _ in chunks], logits.split([n for _, n in chunks]), strict=True))
+        for sequence, count in chunks:
+            sequence.num_computed_tokens += count
+        return [parts[sequence] for sequence, _ in chunks]
+
+    def logits_in_chunks(self, texts: list[list[int]], chunks: list[list[int]]) -> list[Tensor]:
+        """Run texts side by side, the i-th in steps of chunks[i] tokens, then one by one."""
+        sequences = [self.sequence(text) for text in texts]
+        collected: list[list[Tensor]] = [[] for _ in texts]
+        pending = [list(sizes) for sizes in chunks]
+        while any(s.num_computed_tokens < len(s.token_ids) for s in sequences):
+            work = []
+            for index, sequence in enumerate(sequences):
+                left = len(sequence.token_ids) - sequence.num_computed_tokens
+                if left:
+                    size = pending[index].pop(0) if pending[index] else 1
+                    work.append((index, min(size, left)))
+            work.sort(key=lambda item: item[1] > 1)
+            logits = self.step([(sequences[index], size) for index, size in work])
+            for (index, _), part in zip(work, logits, strict=True):
+                collected[index].append(part)
+        return [torch.cat(parts) for parts in collected]
+
+
+@pytest.fixture(scope="session")
+def driver_of() -> Callable[[Path], Driver]:
+    """Load a folder into a `Driver`."""
+    return Driver
