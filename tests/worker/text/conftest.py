@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -18,7 +19,7 @@ def byte_level_words(words: Sequence[str]) -> FastTokenizer:
     """A byte-level tokenizer: every byte is a token, and so is each of `words`."""
     splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     spelled = ["".join(token for token, _ in splitter.pre_tokenize_str(word)) for word in words]
-    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *spelled]
+    tokens = dict.fromkeys([*sorted(pre_tokenizers.ByteLevel.alphabet()), *spelled])
     fast = FastTokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
     fast.pre_tokenizer = splitter
     fast.decoder = decoders.ByteLevel()
@@ -54,3 +55,9 @@ def spell() -> Callable[..., list[int]]:
         return token_ids
 
     return ids
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer(smollm2: Path) -> Tokenizer:
+    """SmolLM2's tokenizer."""
+    return Tokenizer.load(smollm2)
