@@ -11,6 +11,7 @@ from redis.exceptions import (
     ClusterDownError,
     ConnectionError,  # noqa: A004 - the builtin of this name is not what redis raises
     NoPermissionError,
+    OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
     TimeoutError,  # noqa: A004
@@ -35,7 +36,8 @@ def translate_errors(client: Any) -> Iterator[None]:
     except (ConnectionError, ReadOnlyError, ClusterDownError) as error:
         raise ServerLost(f"cannot reach Redis at {_address(client)}: {error}") from error
     except ResponseError as error:
-        if "OOM " not in str(error):
+        # Redis 6.2 wraps what a script could not do in its own words.
+        if not isinstance(error, OutOfMemoryError) and "OOM command" not in str(error):
             raise
         raise QueueFull(f"Redis at {_address(client)} is out of memory") from error
 

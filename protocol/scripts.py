@@ -305,6 +305,10 @@ class QueueScripts:
         """Record a worker's heartbeat; return the server's time in ms."""
         return int(await self._call("register", worker, msgpack.packb(dict(info))))
 
+    async def unregister(self, worker: str) -> None:
+        """Remove a worker's heartbeat: it has ended in order."""
+        await self._read(self._redis.hdel(self.keys.workers, worker))
+
     async def workers(self) -> dict[str, dict[str, Any]]:
         """Return each worker's last heartbeat; `t` in it is the server's time in ms."""
         known = await self._read(self._redis.hgetall(self.keys.workers))

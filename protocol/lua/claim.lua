@@ -187,7 +187,7 @@ end
 local function adopt(lane, job)
   removals_left = removals_left - 1
   local entry = deliver(lane)
-  if entry ~= job.entry then
+  if not is_entry_of(job, lane, entry) then
     drop_entry(lane, entry)
     return
   end
@@ -226,7 +226,7 @@ local function serve(lane)
   end
   if not fits(job) then return 'blocked', id end
   local entry, delivered = deliver(lane)
-  if entry ~= job.entry then
+  if not is_entry_of(job, lane, entry) then
     drop_entry(lane, entry)
     return 'removed'
   end

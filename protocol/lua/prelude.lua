@@ -55,6 +55,9 @@ local function is_held(job)
   return job.state == 'running' and tonumber(redis.call('ZSCORE', LEASES, job.id) or 0) > NOW
 end
 
+-- Two lanes may use the same entry id.
+local function is_entry_of(job, lane, entry) return job.lane == lane and job.entry == entry end
+
 local function is_expired(job) return job.deadline > 0 and job.deadline <= NOW end
 
 local function add(counter, delta)

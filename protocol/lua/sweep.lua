@@ -44,7 +44,7 @@ local put_back, entries_removed = 0, 0
 local function mend(lane, entry)
   local found = redis.call('XRANGE', STREAMS[lane], entry, entry)[1]
   local job = found and read_job(field(found[2], 'id') or '')
-  if not job or job.state == 'done' or job.entry ~= entry then
+  if not job or job.state == 'done' or not is_entry_of(job, lane, entry) then
     drop_entry(lane, entry)
     entries_removed = entries_removed + 1
   elseif not redis.call('ZSCORE', LEASES, job.id) then

@@ -1,0 +1,117 @@
+"""What the server refuses or cannot do arrives as inferq's errors, and never with a password."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.exceptions import ReadOnlyError, ResponseError
+from redis.retry import Retry
+
+from inferq.protocol.connection import translate_errors
+from inferq.protocol.errors import InvalidRequestError, QueueFull, ServerLost
+from inferq.protocol.keys import QueueKeys
+from inferq.protocol.messages import FinishReason
+from inferq.protocol.scripts import QueueScripts
+
+PASSWORD = "s3cret-word"
+NO_RETRY = Retry(NoBackoff(), 0)
+
+
+async def load_through(url: str) -> None:
+    async with redis.asyncio.Redis.from_url(url, retry=NO_RETRY, socket_timeout=0.2) as client:
+        await QueueScripts(client, QueueKeys("q")).load()
+
+
+async def test_no_server_is_a_lost_server_that_names_the_place(unused_tcp_port: int) -> None:
+    with pytest.raises(ServerLost, match=f"cannot reach Redis at 127.0.0.1:{unused_tcp_port}") as e:
+        await load_through(f"redis://:{PASSWORD}@127.0.0.1:{unused_tcp_port}/0")
+    assert PASSWORD not in str(e.value)
+
+
+async def test_a_wrong_password_is_said_and_not_shown(server: Any) -> None:
+    with pytest.raises(ServerLost, match="refuses us") as e:
+        await load_through(f"redis://nobody:{PASSWORD}@127.0.0.1:{server.port}/0")
+    assert PASSWORD not in str(e.value)
+
+
+async def test_a_server_that_hangs_is_a_lost_server() -> None:
+    done = asyncio.Event()
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await done.wait()
+        writer.close()
+
+    mute = await asyncio.start_server(hang, "127.0.0.1", 0)
+    port = mute.sockets[0].getsockname()[1]
+    with pytest.raises(ServerLost, match="does not answer"):
+        await load_through(f"redis://127.0.0.1:{port}/0")
+    done.set()
+    mute.close()
+    await mute.wait_closed()
+
+
+async def test_a_user_without_the_right_to_run_scripts_is_told(q: Any, server: Any) -> None:
+    await q.redis.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+ping"])
+    try:
+        async with redis.asyncio.Redis(port=server.port, username="reader", password="x") as client:
+            with pytest.raises(ServerLost, match="refuses us"):
+                await QueueScripts(client, q.keys).cancel("0" * 32 + "-0", retention_ms=1)
+    finally:
+        await q.redis.acl_deluser("reader")
+
+
+def test_a_replica_that_refuses_writes_is_a_lost_server_and_faults_of_ours_pass() -> None:
+    client = redis.Redis(unix_socket_path="/run/redis.sock")
+    with pytest.raises(ServerLost, match=r"/run/redis\.sock"), translate_errors(client):
+        raise ReadOnlyError("You can't write against a read only replica.")
+    with pytest.raises(ResponseError), translate_errors(client):
+        raise ResponseError("wrong number of arguments")
+    client.close()
+
+
+async def test_a_client_that_decodes_responses_is_refused(server: Any) -> None:
+    async with redis.asyncio.Redis(port=server.port, decode_responses=True) as client:
+        with pytest.raises(InvalidRequestError, match="decode"):
+            QueueScripts(client, QueueKeys("q"))
+
+
+async def test_scripts_that_the_server_forgot_are_sent_again(q: Any) -> None:
+    await q.enqueue()
+    await q.redis.script_flush()
+    assert len((await q.claim()).claimed) == 1
+    await q.redis.script_flush()
+    assert await q.cancel("0" * 32 + "-0") == "unknown"
+
+
+@pytest.fixture
+async def full_memory(q: Any) -> AsyncIterator[None]:
+    """Lets a test fill the server's memory with `maxmemory`; undone at the end."""
+    yield
+    await q.redis.config_set("maxmemory", 0)
+
+
+async def test_a_server_out_of_memory_refuses_jobs_and_lets_those_in_hand_end(
+    q: Any, full_memory: None
+) -> None:
+    running, queued, cancelled = [await q.enqueue() for _ in range(3)]
+    [first] = (await q.claim(max_jobs=1)).claimed
+    assert first.job_id == running
+    before = set(await q.redis.keys(f"{q.keys.prefix}*"))
+    await q.redis.config_set("maxmemory", 1)
+    for options in ({}, {"idempotency_key": "k"}, {"delay_ms": 1000}):
+        with pytest.raises(QueueFull, match="out of memory"):
+            await q.enqueue(**options)
+    assert set(await q.redis.keys(f"{q.keys.prefix}*")) == before
+    assert (await q.scripts.load()).queued == 2
+    item = q.item(first, first=0, tokens=1, end=FinishReason.STOP)
+    assert [r.status for r in await q.publish("a", item)] == ["ok"]
+    assert await q.cancel(cancelled) == "cancelled"
+    [second] = (await q.claim()).claimed
+    assert second.job_id == queued
+    assert (await q.end("a", second)).status == "ok"
+    await q.assert_nothing_is_left()

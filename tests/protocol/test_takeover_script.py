@@ -1,0 +1,213 @@
+"""Taking over: leases that ended, jobs given back, and the epoch that decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inferq.protocol.errors import ErrorCode
+from inferq.protocol.keys import Lane
+from inferq.protocol.messages import FinishReason
+from inferq.protocol.replies import DeadLetterKind, JobState, Load
+
+
+async def test_a_lease_is_taken_over_only_after_it_ended(q: Any) -> None:
+    job_id = await q.enqueue()
+    await q.claim("a")
+    assert (await q.claim("b")).claimed == ()
+    await q.end_lease(job_id)
+    [job] = (await q.claim("b")).claimed
+    assert (job.job_id, job.epoch, job.attempts, job.crashes) == (job_id, 2, 2, 1)
+    assert await q.pending("a") == 0
+    assert await q.pending("b") == 1
+    assert (await q.scripts.status(job_id)).owner == "b"
+
+
+async def test_a_takeover_goes_on_at_the_published_offset(q: Any) -> None:
+    job_id = await q.enqueue()
+    [first] = (await q.claim("a")).claimed
+    await q.publish("a", q.item(first, first=0, tokens=7))
+    await q.end_lease(job_id)
+    [second] = (await q.claim("b")).claimed
+    assert second.published == 7
+    assert second.payload == first.payload
+    assert second.queued_ms == first.queued_ms
+    await q.publish("b", q.item(second, first=7, tokens=3, end=FinishReason.LENGTH))
+    ids = [entry for entry, _ in await q.events(job_id)]
+    assert ids == [*(f"{n}-0" for n in range(1, 11)), "10-1"]
+    await q.assert_nothing_is_left()
+
+
+async def test_a_stalled_worker_that_returns_is_refused_everywhere(q: Any) -> None:
+    job_id = await q.enqueue()
+    [old] = (await q.claim("a")).claimed
+    await q.publish("a", q.item(old, first=0, tokens=2))
+    await q.end_lease(job_id)
+    [new] = (await q.claim("b")).claimed
+    before = await q.redis.zscore(q.keys.leases, job_id)
+    [published] = await q.publish("a", q.item(old, first=2, tokens=1))
+    [ended] = await q.publish("a", q.item(old, first=2, tokens=0, end=FinishReason.STOP))
+    [beat] = await q.scripts.heartbeat("a", [(job_id, 1)], lease_ms=90_000, retention_ms=60_000)
+    assert [r.status for r in (published, ended, beat)] == ["stale"] * 3
+    assert await q.scripts.release("a", [(job_id, 1, None)]) == 0
+    assert not await q.scripts.recost("a", job_id, 1, prompt_tokens=1, budget=1)
+    assert not await q.scripts.reject("a", job_id, 1, code="x", message="y", retention_ms=1)
+    assert await q.redis.zscore(q.keys.leases, job_id) == before
+    assert len(await q.events(job_id)) == 2
+    [reply] = await q.publish("b", q.item(new, first=2, tokens=1))
+    assert reply.status == "ok"
+
+
+async def test_the_epoch_counts_even_for_a_worker_of_the_same_name(q: Any) -> None:
+    job_id = await q.enqueue()
+    [old] = (await q.claim("a")).claimed
+    await q.end_lease(job_id)
+    [new] = (await q.claim("a")).claimed
+    replies = await q.publish("a", q.item(old, first=0, tokens=1), q.item(new, first=0, tokens=1))
+    assert [r.status for r in replies] == ["stale", "ok"]
+
+
+async def test_five_thousand_ended_leases_are_all_reclaimed(q: Any) -> None:
+    count = 5_000
+    for _ in range(count):
+        await q.enqueue()
+    claimed = 0
+    while claimed < count:
+        claimed += len((await q.claim("dead", max_jobs=1000)).claimed)
+    ids = await q.redis.zrange(q.keys.leases, 0, -1)
+    await q.redis.zadd(q.keys.leases, dict.fromkeys(ids, 1))
+    taken: set[str] = set()
+    while jobs := (await q.claim("b", max_jobs=1000)).claimed:
+        taken |= {job.job_id for job in jobs}
+    assert len(taken) == count
+    assert await q.pending("dead") == 0
+    assert await q.scripts.load() == Load(
+        running=count, prompt_tokens=10 * count, budget_tokens=6 * count
+    )
+
+
+async def test_jobs_left_behind_come_before_the_lanes(q: Any) -> None:
+    left = await q.enqueue(lane=Lane.LOW)
+    await q.claim("a")
+    urgent = await q.enqueue(lane=Lane.HIGH)
+    await q.end_lease(left)
+    assert [j.job_id for j in (await q.claim("b")).claimed] == [left, urgent]
+
+
+async def test_a_job_left_behind_that_does_not_fit_waits_and_is_blamed_once(q: Any) -> None:
+    big = await q.enqueue(prompt=500, budget=400)
+    await q.claim("a")
+    await q.end_lease(big)
+    for _ in range(5):
+        reply = await q.claim("b", free=64)
+        assert reply.claimed == ()
+        assert reply.waiting
+    status = await q.scripts.status(big)
+    assert (status.state, status.crashes, status.owner) == (JobState.RELEASED, 1, None)
+    assert await q.scripts.load() == Load(queued=1, prompt_tokens=500, budget_tokens=400)
+    small = await q.enqueue()
+    assert (await q.claim("b", free=64, starve_ms=0)).claimed == ()
+    assert [j.job_id for j in (await q.claim("b", free=64)).claimed] == [small]
+    assert [j.job_id for j in (await q.claim("c", free=912)).claimed] == [big]
+
+
+async def test_a_job_that_kills_its_workers_is_a_dead_letter_and_others_carry_no_blame(
+    q: Any,
+) -> None:
+    poison, good = await q.enqueue(), await q.enqueue()
+    await q.claim("a")
+    for crash in range(1, 4):
+        await q.end_lease(poison)
+        claimed = {j.job_id: j for j in (await q.claim("b")).claimed}
+        assert (poison in claimed) == (crash < 3)
+    [letter] = await q.scripts.dead_letters()
+    assert (letter.kind, letter.job_id) == (DeadLetterKind.CRASHED, poison)
+    assert letter.crashes == 3
+    assert "3 workers" in letter.reason
+    [end] = await q.endings(poison)
+    assert end.finish_reason is FinishReason.ERROR
+    assert end.error.code == ErrorCode.WORKER_CRASHED
+    assert end.error.field is None
+    status = await q.scripts.status(good)
+    assert (status.state, status.crashes) == (JobState.RUNNING, 0)
+    assert await q.scripts.load() == Load(running=1, prompt_tokens=10, budget_tokens=6)
+
+
+async def test_handing_back_is_no_crash_and_is_claimable_at_once(q: Any) -> None:
+    job_id = await q.enqueue()
+    for round_ in range(1, 6):
+        [job] = (await q.claim("a", max_crashes=2)).claimed
+        assert (job.epoch, job.crashes) == (round_, 0)
+        await q.publish("a", q.item(job, first=job.published, tokens=1))
+        assert await q.scripts.release("a", [(job_id, job.epoch, None)]) == 1
+        assert await q.scripts.load() == Load(queued=1, prompt_tokens=10, budget_tokens=6)
+    status = await q.scripts.status(job_id)
+    assert (status.handoffs, status.crashes, status.published) == (5, 0, 5)
+
+
+async def test_handing_back_the_same_job_twice_counts_once(q: Any) -> None:
+    job_id = await q.enqueue()
+    await q.claim("a")
+    assert await q.scripts.release("a", [(job_id, 1, None)]) == 1
+    assert await q.scripts.release("a", [(job_id, 1, None)]) == 0
+    assert (await q.scripts.status(job_id)).handoffs == 1
+
+
+async def test_the_exact_cost_written_back_decides_the_next_claim(q: Any) -> None:
+    job_id = await q.enqueue(prompt=600, budget=300)
+    await q.claim("a", free=160, idle=True)
+    await q.scripts.release("a", [(job_id, 1, 100)])
+    [job] = (await q.claim("b", free=112)).claimed
+    assert job.cost == 100
+
+
+async def test_a_cancel_mark_or_a_deadline_ends_a_job_left_behind(q: Any) -> None:
+    marked, late = await q.enqueue(), await q.enqueue(deadline_ms=60_000)
+    await q.claim("a")
+    assert await q.cancel(marked) == "requested"
+    await q.pass_deadline(late)
+    await q.end_lease(marked)
+    await q.end_lease(late)
+    assert (await q.claim("b")).claimed == ()
+    assert [e.finish_reason for e in await q.endings(marked)] == [FinishReason.CANCELLED]
+    assert [e.finish_reason for e in await q.endings(late)] == [FinishReason.EXPIRED]
+    await q.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("lost", ["entry", "events"])
+async def test_a_job_that_cannot_go_on_ends_with_an_error(q: Any, lost: str) -> None:
+    job_id = await q.enqueue()
+    [job] = (await q.claim("a")).claimed
+    await q.publish("a", q.item(job, first=0, tokens=1))
+    if lost == "entry":
+        await q.redis.delete(q.keys.jobs(Lane.NORMAL))
+    else:
+        await q.redis.delete(q.keys.out(job_id))
+    await q.end_lease(job_id)
+    assert (await q.claim("b")).claimed == ()
+    [end] = await q.endings(job_id)
+    assert end.error.code == ErrorCode.INTERNAL
+    await q.assert_nothing_is_left()
+
+
+async def test_a_claim_whose_reply_was_lost_is_handed_back_by_its_own_worker(q: Any) -> None:
+    seen = await q.enqueue()
+    await q.claim("a")
+    unseen = [await q.enqueue(), await q.enqueue(lane=Lane.LOW)]
+    await q.claim("a")  # its reply is lost
+    assert await q.scripts.reconcile("a", [seen]) == 2
+    assert await q.scripts.reconcile("a", [seen]) == 0
+    claimed = (await q.claim("b")).claimed
+    assert {j.job_id for j in claimed} == set(unseen)
+    assert all(j.crashes == 0 for j in claimed)
+    assert (await q.scripts.status(seen)).owner == "a"
+    assert await q.scripts.reconcile("b", [j.job_id for j in claimed]) == 0
+    assert await q.scripts.reconcile("nobody", []) == 0
+
+
+async def test_a_claim_whose_reply_was_lost_is_found_after_the_lease(q: Any) -> None:
+    job_id = await q.enqueue()
+    await q.claim("a")
+    await q.end_lease(job_id)
+    assert [j.job_id for j in (await q.claim("a")).claimed] == [job_id]
