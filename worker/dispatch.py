@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import structlog
 from redis.asyncio import Redis
@@ -16,11 +17,13 @@ from inferq.protocol.errors import (
     ErrorInfo,
     InvalidRequestError,
     ProtocolVersionError,
+    QueueFull,
     ServerLost,
 )
 from inferq.protocol.keys import Lane, QueueKeys
 from inferq.protocol.messages import FinishReason, Job, Terminal, Timings, Usage
-from inferq.protocol.scripts import ClaimedJob, QueueScripts
+from inferq.protocol.replies import ClaimedJob
+from inferq.protocol.scripts import QueueScripts
 from inferq.worker.engine.output import OutputText
 from inferq.worker.engine.request import PreparedRequest, prepare_request
 from inferq.worker.engine.tokenizer import Tokenizer
@@ -54,6 +57,7 @@ class Dispatcher:
         *,
         worker: str,
         model_name: str,
+        retention_ms: int,
         redis_client: Redis,
         keys: QueueKeys,
         scripts: QueueScripts,
@@ -65,6 +69,7 @@ class Dispatcher:
     ) -> None:
         self._worker = worker
         self._model_name = model_name
+        self._retention_ms = retention_ms
         self._redis = redis_client
         self._keys = keys
         self._scripts = scripts
@@ -123,6 +128,7 @@ class Dispatcher:
                 self._tokenizer,
                 max_model_len=self._info.max_model_len,
                 vocab_size=self._info.vocab_size,
+                now=datetime.fromtimestamp(message.created_ms / 1000, UTC),
             )
             if job.inherited:
                 job.log = await read_published(self._redis, self._keys, job.id, job.inherited)
@@ -130,11 +136,9 @@ class Dispatcher:
                 await self._begin(job, prepared)
         except InvalidRequestError as error:
             self._fail(job, error.info)
-        except ProtocolVersionError as error:
-            self._fail(job, ErrorInfo(ErrorCode.UNSUPPORTED_VERSION, str(error)))
         except DecodeError as error:
-            self._fail(job, ErrorInfo(ErrorCode.UNDECODABLE, str(error)))
-        except ServerLost as error:
+            await self._reject(job, error)
+        except (ServerLost, QueueFull) as error:
             self.lose(job, str(error))
         except Exception as error:  # the job must end, whatever is wrong with us
             logger.exception("preparing a job failed", job_id=job.id)
@@ -169,8 +173,34 @@ class Dispatcher:
             LANE_PRIORITY[job.lane],
         )
         await self._scripts.recost(
-            self._worker, job.id, job.epoch, len(prepared.prompt_token_ids), budget
+            self._worker,
+            job.id,
+            job.epoch,
+            prompt_tokens=len(prepared.prompt_token_ids),
+            budget=budget,
         )
+
+    async def _reject(self, job: RunningJob, error: DecodeError) -> None:
+        """End a job that is no job, with a dead letter for whoever looks after the queue."""
+        code = (
+            ErrorCode.UNSUPPORTED_VERSION
+            if isinstance(error, ProtocolVersionError)
+            else ErrorCode.UNDECODABLE
+        )
+        try:
+            await self._scripts.reject(
+                self._worker,
+                job.id,
+                job.epoch,
+                code=code,
+                message=str(error),
+                retention_ms=self._retention_ms,
+            )
+        except (ServerLost, QueueFull) as lost:
+            self.lose(job, str(lost))
+            return
+        logger.warning("⊘ dead letter", job_id=job.id, why=str(error))
+        self._drop(job)
 
     def receive(self, outputs: Sequence[EngineOutput]) -> None:
         """Take what the engine generated: text is made of it, and it is published."""
@@ -184,7 +214,9 @@ class Dispatcher:
         generation.cached_tokens = output.num_cached_tokens
         if output.token_ids and generation.first_token_at is None:
             generation.first_token_at = time.monotonic()
-        step = generation.text.append(output.token_ids)
+        step = generation.text.append(
+            output.token_ids, ends_on_token=output.finish_reason is FinishReason.STOP
+        )
         logprobs = output.logprobs or (None,) * len(output.token_ids)
         for token_id, piece, logprob in zip(
             output.token_ids, step.text_pieces, logprobs, strict=False
@@ -272,6 +304,8 @@ class Dispatcher:
         now = time.monotonic()
         first = generation.first_token_at or now
         job.log.tail = generation.text.finish()
+        if generation.text.stop is not None:  # it may complete in the last character released
+            reason, stop_reason = FinishReason.STOP, generation.text.stop
         job.log.finish_reason = reason
         job.log.stop_reason = stop_reason
         self._end(
@@ -317,7 +351,7 @@ class Dispatcher:
 
 
 def _request_id(job: RunningJob) -> str:
-    """Return the job's name in the engine: what an earlier claim left in the pipe is not its own."""
+    """Name the job in the engine: what an earlier claim left in the pipe is not its own."""
     return f"{job.id}:{job.epoch}"
 
 

@@ -97,15 +97,7 @@ class EngineClient:
         """
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "inferq.worker.engine_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C is for the I/O side, which drains the engine
-            )
-        self._connection = Connection(ours.detach())
+        self._process, self._connection = _launch()
         threading.Thread(target=self._read, args=(loop,), name="engine-reader", daemon=True).start()
         self._send([options])
         return await self._ready
@@ -217,6 +209,18 @@ class EngineClient:
             self._ready.set_exception(EngineDied(reason))
         self.death = reason
         self._dead.set()
+
+
+def _launch() -> tuple[subprocess.Popen[bytes], Connection]:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "inferq.worker.engine_process", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C is for the I/O side, which drains the engine
+        )
+    return process, Connection(ours.detach())
 
 
 def _nobody_listens(outputs: Sequence[EngineOutput]) -> None:

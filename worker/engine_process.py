@@ -150,7 +150,7 @@ class EngineLoop:
                 "free": stats.blocks_free,
                 "cached": stats.blocks_cached,
                 "peak": self._peak_blocks,
-                "preemptions": stats.preemptions,
+                "preemptions": stats.num_preemptions,
             },
         )
 
@@ -176,19 +176,20 @@ def _encode_output(output: TokenOutput) -> list[Any]:
 
 def main(connection: Connection) -> int:
     """Load the model that the first frame names, then serve it."""
-    options: dict[str, Any] = unpack(connection.recv_bytes())[0]
+    [options] = unpack(connection.recv_bytes())
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
     logging.getLogger("inferq").setLevel(options.pop("log_level").upper())
     from inferq.worker.factory import load_engine  # imports torch: after the settings are checked
 
     try:
-        engine = load_engine(EngineConfig(**options))
+        config = EngineConfig(**options)
+        engine = load_engine(config)
     except InferqError as error:
         connection.send_bytes(pack(["failed", str(error), getattr(error, "field", "model")]))
         return EXIT_NOT_LOADED
     info = {
-        "num_blocks": engine.num_blocks,
-        "block_size": engine.block_size,
+        "num_blocks": engine.stats().blocks_total,
+        "block_size": config.block_size,
         "max_model_len": engine.max_model_len,
         "vocab_size": engine.vocab_size,
     }

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from tqdm.auto import tqdm
 
@@ -28,8 +28,11 @@ from inferq.worker.engine.engine import TokenOutput
 from inferq.worker.engine.output import OutputText
 from inferq.worker.engine.request import prepare_request
 from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.engine.stats import EngineStats
 from inferq.worker.engine.tokenizer import Tokenizer
 from inferq.worker.factory import load_engine
+from inferq.worker.model.hub import find_model_folder
+from inferq.worker.model.model_store import resolve_model
 from inferq.worker.outputs import CompletionOutput, RequestOutput, describe_logprobs
 
 #: One prompt as `LLM.generate` takes it.
@@ -71,12 +74,17 @@ class LLM:
                 raise InvalidRequestError(
                     f"is not an option of LLM; there are {', '.join(sorted(known))}", field=name
                 )
-        config = EngineConfig(model=model, **options)
+        folder = find_model_folder(resolve_model(model))
+        config = EngineConfig(model=str(folder), **options)
         self._engine = load_engine(config)
-        self._tokenizer = Tokenizer.load(model)
+        self._tokenizer = Tokenizer.load(folder)
         self._seed = config.seed
         self._ids = itertools.count()
         self._lock = threading.Lock()
+
+    def stats(self) -> EngineStats:
+        """Return what the engine and its KV pool are doing, in numbers."""
+        return self._engine.stats()
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer."""
@@ -182,7 +190,9 @@ class LLM:
 
     def _receive(self, request: _Request, output: TokenOutput) -> bool:
         """Take a request's new tokens; return whether it has ended."""
-        step = request.text.append(output.token_ids)
+        step = request.text.append(
+            output.token_ids, ends_on_token=output.finish_reason is FinishReason.STOP
+        )
         accepted = len(step.text_pieces)
         request.pieces.extend(step.text_pieces)
         request.token_ids.extend(output.token_ids[:accepted])
@@ -203,9 +213,12 @@ class LLM:
     def _finish(
         self, request: _Request, reason: FinishReason, stop_reason: str | int | None
     ) -> None:
+        text = "".join(request.pieces) + request.text.finish()
+        if request.text.stop is not None:  # it may complete in the last character released
+            reason, stop_reason = FinishReason.STOP, request.text.stop
         completion = CompletionOutput(
             index=0,
-            text="".join(request.pieces) + request.text.finish(),
+            text=text,
             token_ids=request.token_ids,
             finish_reason=reason.value,
             stop_reason=stop_reason,
@@ -220,11 +233,11 @@ class LLM:
 
 
 def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> Sequence[PromptInput]:
-    if isinstance(prompts, (str, bytes, Mapping)):
-        return [prompts]  # type: ignore[list-item]  # bytes are refused with the prompt's name
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]  # one prompt of token ids
-    return prompts  # type: ignore[return-value]
+    match prompts:
+        case str() | bytes() | Mapping() | [int(), *_]:  # the last is one prompt of token ids
+            return [cast("PromptInput", prompts)]
+        case _:
+            return cast("Sequence[PromptInput]", prompts)
 
 
 def _parse_prompt(prompt: PromptInput) -> Prompt:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import structlog
@@ -14,11 +14,14 @@ from redis.asyncio import Redis
 
 from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.keys import QueueKeys
-from inferq.protocol.scripts import ClaimedJob, QueueScripts
+from inferq.protocol.replies import ClaimedJob
+from inferq.protocol.scripts import QueueScripts
 from inferq.version import __version__
 from inferq.worker.dispatch import Dispatcher
 from inferq.worker.engine.tokenizer import Tokenizer
 from inferq.worker.engine_client import EngineClient, EngineInfo
+from inferq.worker.model.hub import find_model_folder
+from inferq.worker.model.model_store import resolve_model
 from inferq.worker.queue.claimer import Claimer, ClaimLimits
 from inferq.worker.queue.lease import LeaseKeeper
 from inferq.worker.queue.publisher import Publisher
@@ -51,7 +54,7 @@ class WorkerService:
         scripts = QueueScripts(client, self._keys)
         engine = EngineClient()
         try:
-            await scripts.ping()
+            await scripts.load()  # says now whether Redis is there and lets us in
             with self._signals():
                 starting = asyncio.create_task(self._start_engine(engine))
                 stopping = asyncio.create_task(self._stop.wait())
@@ -71,10 +74,11 @@ class WorkerService:
     async def _start_engine(self, engine: EngineClient) -> tuple[EngineInfo, Tokenizer]:
         settings = self._settings
         started_at = time.monotonic()
+        folder = await asyncio.to_thread(find_model_folder, resolve_model(settings.model))
         options = {name: getattr(settings, name) for name in EngineSettings.model_fields}
-        options["log_level"] = settings.log_level
+        options |= {"model": str(folder), "log_level": settings.log_level}
         info, tokenizer = await asyncio.gather(
-            engine.start(options), asyncio.to_thread(Tokenizer.load, settings.model)
+            engine.start(options), asyncio.to_thread(Tokenizer.load, folder)
         )
         logger.info(
             "engine ready",
@@ -123,11 +127,13 @@ class _Session:
         self._scripts = scripts
         self._engine = engine
         self._info = info
+        self._room = asyncio.Event()
         worker = settings.worker_name
         self._jobs = jobs = RunningJobs(info.pool_tokens, info.block_size, settings.max_jobs)
         self._dispatcher = dispatcher = Dispatcher(
             worker=worker,
             model_name=settings.model_name,
+            retention_ms=round(settings.retention_s * 1000),
             redis_client=client,
             keys=keys,
             scripts=scripts,
@@ -135,7 +141,7 @@ class _Session:
             engine=engine,
             info=info,
             jobs=jobs,
-            on_room=lambda: self._claimer.room_changed(),
+            on_room=self._on_room,
         )
         self._publisher = Publisher(
             scripts,
@@ -169,6 +175,7 @@ class _Session:
             worker,
             jobs,
             lease_s=settings.lease_s,
+            retention_s=settings.retention_s,
             progress=lambda: engine.steps if engine.is_busy else None,
             on_lost=dispatcher.lose,
             on_cancel=dispatcher.cancel,
@@ -202,6 +209,10 @@ class _Session:
         finally:
             await _cancel([claiming, stopped, *parts])
 
+    def _on_room(self) -> None:
+        self._room.set()
+        self._claimer.room_changed()
+
     def _take(self, claimed: ClaimedJob) -> None:
         self._dispatcher.take(claimed, self._settings.lease_s)
 
@@ -211,9 +222,7 @@ class _Session:
             unstarted = [job for job in self._jobs if not job.has_started and not job.is_finished]
             logger.info("draining", running=len(self._jobs), handing_back=len(unstarted))
             await self._dispatcher.hand_back(unstarted)
-            deadline = time.monotonic() + timeout_s
-            while len(self._jobs) and time.monotonic() < deadline and not hurry.is_set():
-                await asyncio.sleep(0.02)
+            await self._finish_jobs(timeout_s, hurry)
             async with asyncio.timeout(HAND_OVER_S):
                 await self._dispatcher.hand_back(list(self._jobs))
                 await self._publisher.flushed()
@@ -221,6 +230,18 @@ class _Session:
         except (ServerLost, QueueFull, TimeoutError) as error:
             # The leases run out by themselves; others take over then.
             logger.warning("hand-over incomplete", left=len(self._jobs), error=str(error))
+
+    async def _finish_jobs(self, timeout_s: float, hurry: asyncio.Event) -> None:
+        """Wait until no job is left, the time is over, or `hurry` is set."""
+
+        async def all_ended() -> None:
+            while len(self._jobs):
+                self._room.clear()
+                await self._room.wait()
+
+        waits = [asyncio.create_task(all_ended()), asyncio.create_task(hurry.wait())]
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await _cancel(waits)
 
     async def _report(self) -> None:
         """Tell the queue what this worker has, so that people and autoscalers can see it."""
@@ -264,7 +285,7 @@ def connect(url: str) -> Redis:
     )
 
 
-async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

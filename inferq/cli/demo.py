@@ -1,4 +1,4 @@
-"""`inferq demo`: the whole path on this machine, from prompt to streamed tokens, then gone again."""
+"""`inferq demo`: the whole path on this machine, from prompt to streamed tokens, then gone."""
 
 from __future__ import annotations
 

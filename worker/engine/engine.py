@@ -6,13 +6,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from inferq.protocol.errors import ErrorInfo, InvalidRequestError
+from inferq.protocol.errors import ErrorCode, ErrorInfo, InvalidRequestError
 from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.worker.engine.block_pool import BlockPool
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.ends import End, end_of
 from inferq.worker.engine.plan import ModelRunner, SampledToken, StepPlan
 from inferq.worker.engine.request_checks import check_request
+from inferq.worker.engine.runner_errors import NonFiniteLogitsError
 from inferq.worker.engine.scheduler import Rejection, Scheduler
 from inferq.worker.engine.sequence import EngineRequest, Sequence
 from inferq.worker.engine.stats import EngineStats
@@ -101,13 +102,18 @@ class Engine:
     def step(self) -> list[TokenOutput]:
         """Compute one batch and return what is new; nothing to do returns nothing.
 
-        An exception of the runner's is passed on. The step then counts as not run, its blocks stay
+        A request whose logits are not finite ends with an error, and the others' step is repeated.
+        Any other exception of the runner's is passed on. The step then counts as not run, its blocks stay
         with their sequences and the books balance; whether the device can still be trusted, only
         the caller knows.
         """
         plan, rejected = self._scheduler.schedule()
         self._reject(rejected)
-        tokens = self._execute(plan)
+        try:
+            tokens = self._execute(plan)
+        except NonFiniteLogitsError as error:
+            self._fail(error)
+            return self._collect([], ())
         sequences = self._scheduler.update(plan, tokens)
         return self._collect(sequences, tokens)
 
@@ -141,6 +147,14 @@ class Engine:
             del self._sequences[request_id]
             self._uncomputed[request_id] = TokenOutput(
                 request_id, finish_reason=FinishReason.ERROR, error=error
+            )
+
+    def _fail(self, error: NonFiniteLogitsError) -> None:
+        info = ErrorInfo(ErrorCode.INTERNAL, "the model's logits are not finite")
+        for request_id in error.request_ids:
+            self.abort(request_id)
+            self._uncomputed[request_id] = TokenOutput(
+                request_id, finish_reason=FinishReason.ERROR, error=info
             )
 
     def _execute(self, plan: StepPlan) -> SequenceOf[SampledToken]:

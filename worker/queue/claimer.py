@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import redis.exceptions
 import structlog
 from redis.asyncio import Redis
 
+from inferq.protocol.connection import translate_errors
 from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.keys import Lane, QueueKeys
-from inferq.protocol.scripts import ClaimedJob, ClaimReply, QueueScripts
+from inferq.protocol.replies import ClaimedJob, ClaimReply
+from inferq.protocol.scripts import QueueScripts
 from inferq.worker.queue.running import RunningJobs
 
 logger = structlog.get_logger("inferq.claimer")
@@ -80,6 +81,10 @@ class Claimer:
                 await self._room_changed.wait()
                 continue
             try:
+                if not self.is_connected:
+                    # A reply that was lost may have held claims: they go back, uncounted.
+                    held = [job.id for job in self._jobs]
+                    await self._scripts.reconcile(self._worker, held)
                 reply = await self._claim()
                 self.is_connected = True
                 await self._sleep_until_due(reply)
@@ -132,9 +137,8 @@ class Claimer:
         # dropped, so that no unread reply stays behind on a shared one.
         client = self._redis.client()
         try:
-            await client.xread(streams, count=1, block=block_ms)
-        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
-            raise ServerLost(f"waiting for jobs failed: {error}") from error
+            with translate_errors(client):
+                await client.xread(streams, count=1, block=block_ms)
         except asyncio.CancelledError:
             if client.connection is not None:
                 await client.connection.disconnect(nowait=True)

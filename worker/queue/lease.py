@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 
 from inferq.protocol.errors import QueueFull, ServerLost
+from inferq.protocol.replies import PublishStatus
 from inferq.protocol.scripts import QueueScripts
 from inferq.worker.queue.running import RunningJob, RunningJobs
 
@@ -39,6 +40,7 @@ class LeaseKeeper:
         jobs: RunningJobs,
         *,
         lease_s: float,
+        retention_s: float,
         progress: Callable[[], int | None],
         on_lost: Callable[[RunningJob, str], None],
         on_cancel: Callable[[RunningJob], None],
@@ -48,13 +50,12 @@ class LeaseKeeper:
         self._worker = worker
         self._jobs = jobs
         self._lease_s = lease_s
+        self._retention_ms = round(retention_s * 1000)
         self._progress = progress
         self._on_lost = on_lost
         self._on_cancel = on_cancel
         self._on_deadline = on_deadline
         self._last_progress: int | None = None
-        #: When the server last answered a call, by this machine's clock.
-        self.last_contact = time.monotonic()
 
     async def run(self) -> None:
         """Beat until cancelled."""
@@ -91,12 +92,12 @@ class LeaseKeeper:
             self._worker,
             [(job.id, job.epoch) for job in due],
             lease_ms=round(self._lease_s * 1000),
+            retention_ms=self._retention_ms,
         )
-        self.last_contact = time.monotonic()
         for job, reply in zip(due, replies, strict=True):
             if job not in self._jobs:
                 continue
-            if reply.status == "stale":
+            if reply.status is PublishStatus.STALE:
                 self._on_lost(job, "another worker has taken the job over")
                 continue
             job.lease_until = now + self._lease_s

@@ -15,7 +15,8 @@ from typing import Final
 import structlog
 
 from inferq.protocol.errors import QueueFull, ServerLost
-from inferq.protocol.scripts import PublishItem, PublishReply, QueueScripts
+from inferq.protocol.replies import PublishItem, PublishReply, PublishStatus
+from inferq.protocol.scripts import QueueScripts
 from inferq.worker.queue.running import RunningJob, RunningJobs
 
 logger = structlog.get_logger("inferq.publisher")
@@ -124,13 +125,13 @@ class Publisher:
         for job, item, reply in zip(batch, items, replies, strict=True):
             if job not in self._jobs:
                 continue  # let go while the call was under way
-            if reply.status == "stale" or reply.offset > len(job.log.token_ids):
+            if reply.status is PublishStatus.STALE or reply.offset > len(job.log.token_ids):
                 self._dirty.pop(job, None)
                 self._on_lost(job, "another worker has taken the job over")
                 continue
             job.lease_until = sent_at + self._lease_s
             job.acknowledged = reply.offset
-            if item.terminal is not None and reply.status in ("ok", "done"):
+            if item.terminal is not None and reply.status is PublishStatus.OK:
                 self._dirty.pop(job, None)
                 self._on_published(job)
             elif reply.cancel and not job.is_finished:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import redis.exceptions
 from redis.asyncio import Redis
 
-from inferq.protocol.errors import DecodeError, ServerLost
+from inferq.protocol.connection import translate_errors
+from inferq.protocol.errors import DecodeError
 from inferq.protocol.keys import QueueKeys
 from inferq.protocol.messages import Event, TokenLogprob
 from inferq.worker.queue.running import OutputLog
@@ -23,10 +23,8 @@ async def read_published(client: Redis, keys: QueueKeys, job_id: str, count: int
     Raises `DecodeError` if the stream does not hold exactly these (it expired, say), `ServerLost`
     if the server cannot be reached.
     """
-    try:
-        entries: list[tuple[bytes, dict[bytes, Any]]] = await client.xrange(keys.out(job_id))
-    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
-        raise ServerLost(f"reading published events failed: {error}") from error
+    with translate_errors(client):
+        entries: list[Any] = await client.xrange(keys.out(job_id)) or []
     log = OutputLog()
     for _, fields in entries:
         event = Event.decode(fields[b"e"])

@@ -93,7 +93,7 @@ class RunningJob:
     def unsent_events(self) -> tuple[tuple[int, bytes], ...]:
         """Return the events after the acknowledged offset, each with its total of tokens."""
         total = len(self.log.token_ids)
-        events = []
+        events: list[tuple[int, bytes]] = []
         start = self.acknowledged
         while start < total or (self.is_finished and not events):
             stop = min(total, start + MAX_EVENT_TOKENS)

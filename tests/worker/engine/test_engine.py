@@ -9,6 +9,7 @@ from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.plan import SampledToken
+from inferq.worker.engine.runner_errors import NonFiniteLogitsError
 from inferq.worker.engine.sequence import EngineRequest
 
 NO_END = {"ignore_eos": True}
@@ -424,3 +425,24 @@ def test_logprobs_are_passed_on_with_their_tokens(simulation, monkeypatch):
     )
     (output,) = sim.engine.step()
     assert (output.token_ids, output.logprobs) == ((7,), (logprob,))
+
+
+def test_a_request_with_non_finite_logits_ends_alone_and_the_others_go_on(simulation):
+    sim = simulation(32)
+    for name in ("good", "broken", "fine"):
+        sim.add(name, [1, 2, 3, len(name)], max_tokens=6, **NO_END)
+    execute = sim.runner.execute
+
+    def break_one(plan):
+        ids = [item.sequence.request_id for item in plan.scheduled]
+        if "broken" in ids and sim.engine.stats().num_steps == 2:
+            raise NonFiniteLogitsError(("broken",))
+        return execute(plan)
+
+    sim.runner.execute = break_one
+    sim.run()
+    assert sim.answers["broken"].last.finish_reason is FinishReason.ERROR
+    assert sim.answers["broken"].last.error.code == "internal_error"
+    for name in ("good", "fine"):
+        sim.check_answer(name)
+    sim.check_pool_is_whole()
