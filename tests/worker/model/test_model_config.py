@@ -1,0 +1,137 @@
+"""What is read from config.json, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inferq.protocol.errors import ModelError
+from inferq.worker.model.config import ModelConfig
+from inferq.worker.model.vocabulary import tokenizer_vocab_size
+
+BASE = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def read(folder: Path, generation: dict[str, Any] | None = None, **settings: Any) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps({**BASE, **settings}))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return ModelConfig.read(folder)
+
+
+def test_what_config_json_leaves_out_is_what_transformers_assumes(tmp_path: Path) -> None:
+    config = read(tmp_path)
+    assert (config.num_kv_heads, config.head_dim) == (4, 16)
+    assert config.max_position_embeddings == 2048
+    assert config.rms_norm_eps == 1e-6
+    assert config.rope.theta == 10000.0
+    assert not config.tie_word_embeddings
+    assert config.sliding_window is None
+    assert config.dtype is None
+
+
+def test_mistral_has_defaults_of_its_own(tmp_path: Path) -> None:
+    settings = {"architectures": ["MistralForCausalLM"], "num_attention_heads": 16}
+    config = read(tmp_path, **settings)
+    assert (config.num_kv_heads, config.sliding_window) == (8, 4096)
+    assert read(tmp_path, **settings, sliding_window=None).sliding_window is None
+
+
+def test_end_tokens_of_both_files_are_joined(tmp_path: Path) -> None:
+    config = read(tmp_path, {"eos_token_id": [3, 5]}, eos_token_id=[2, 3])
+    assert config.eos_token_ids == {2, 3, 5}
+    assert read(tmp_path, {}, eos_token_id=None).eos_token_ids == frozenset()
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_dtype_has_an_old_and_a_new_name(tmp_path: Path, key: str) -> None:
+    assert read(tmp_path, **{key: "bfloat16"}).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("kind", ["llama3", "linear"])
+def test_rope_settings_under_any_name_give_the_same_frequencies(tmp_path: Path, kind: str) -> None:
+    extra = LLAMA3 if kind == "llama3" else {"factor": 8.0}
+    variants = [
+        {"rope_theta": 5e5, "rope_scaling": {"type": kind, **extra}},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": kind, **extra}},
+        {"rope_parameters": {"rope_type": kind, "rope_theta": 5e5, **extra}},
+    ]
+    frequencies = [read(tmp_path, **v).rope.inverse_frequencies(64) for v in variants]
+    assert torch.equal(frequencies[0], frequencies[1])
+    assert torch.equal(frequencies[0], frequencies[2])
+    plain = read(tmp_path, rope_theta=5e5).rope.inverse_frequencies(64)
+    assert not torch.allclose(frequencies[0], plain)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"architectures": ["BloomForCausalLM"]}, "BloomForCausalLM is not supported; supported: "),
+        ({"architectures": None, "model_type": "x"}, r"names none \(model_type is 'x'\)"),
+        ({"rope_scaling": {"type": "dizzy", "factor": 2.0}}, "rope_type: 'dizzy' is not supported"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "factor: is missing"),
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, "'awq' checkpoints are not supported"),
+        ({"num_key_value_heads": 3}, "3 does not divide num_attention_heads"),
+        ({"hidden_size": 66}, "66 is no multiple of num_attention_heads"),
+        ({"head_dim": 15}, "head_dim: 15 is odd"),
+        ({"vocab_size": None}, "vocab_size: is missing"),
+        ({"vocab_size": "many"}, "vocab_size: must be a positive whole number, not 'many'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: must be a positive whole number, not 0"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps: must be a positive finite number"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: must be true or false"),
+        ({"eos_token_id": "</s>"}, "eos_token_id: must be a token id or a list"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: only 1.0 is supported"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        read(tmp_path, **settings)
+
+
+def test_a_folder_without_config_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=re.escape(f"{tmp_path} has no config.json")):
+        ModelConfig.read(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\xff"])
+def test_a_config_that_is_not_a_json_object_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ModelError, match=r"config\.json"):
+        ModelConfig.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "vocabulary", [{"a": 0, "b": 4}, [["a", -1.0], ["b", -2.0], ["c", -3.0], ["d", 0.0], ["e", 0]]]
+)
+def test_the_vocabulary_ends_with_the_highest_id(tmp_path: Path, vocabulary: object) -> None:
+    assert tokenizer_vocab_size(tmp_path) is None
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
+    assert tokenizer_vocab_size(tmp_path) == 5
+    path.write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": [{"id": 6}]}))
+    assert tokenizer_vocab_size(tmp_path) == 7
+    path.write_text("{}")
+    with pytest.raises(ModelError, match=r"tokenizer\.json is not a tokenizer file"):
+        tokenizer_vocab_size(tmp_path)
