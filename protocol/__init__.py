@@ -1,11 +1,14 @@
 """The contract between producers and workers: messages, key names, errors, atomic scripts.
 
-May be imported by anyone; imports the standard library, msgpack and (only in `scripts`) redis.
+May be imported by anyone; imports the standard library, msgpack and (in `scripts` and `connection`) redis.
 Never torch, transformers or settings, so that every client can afford it.
 
 - `errors`    the exception tree and the typed reasons that travel in events
 - `params`    `SamplingParams`, checked where it is made
 - `keys`      every Redis key name, once
 - `messages`  the job and event messages, with bounded decoding
+- `digest`    what tells whether two submissions ask for the same thing
+- `replies`   what the scripts are asked and answer
 - `scripts`   one `.lua` file per atomic operation, loaded and called by name
+- `connection`  redis's errors as ours
 """

@@ -8,12 +8,17 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis.asyncio
 
 from inferq.embedded import EmbeddedServer
 
 DEBIAN_SERVER = "redis-server"
+
+# No deadline: a busy machine is no finding. No database: the tests leave the tree as it was.
+hypothesis.settings.register_profile("inferq", deadline=None, database=None)
+hypothesis.settings.load_profile("inferq")
 
 
 @pytest.fixture(scope="session")
