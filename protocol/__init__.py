@@ -1,7 +1,7 @@
 """The contract between producers and workers: messages, key names, errors, atomic scripts.
 
-May be imported by anyone; imports the standard library, msgpack and (in `scripts` and `connection`) redis.
-Never torch, transformers or settings, so that every client can afford it.
+May be imported by anyone; imports the standard library, msgpack and redis (`scripts`, `connection`)
+only: never torch, transformers or settings, so that every client can afford it.
 
 - `errors`    the exception tree and the typed reasons that travel in events
 - `params`    `SamplingParams`, checked where it is made

@@ -7,7 +7,8 @@
 --        passed by   11 to 13 the weights of high, normal, low
 -- Reply  {claimed jobs, last ids of high, normal, low, ms to the next due job or lease end (-1:
 --        none), waiting (1: there is work that was not taken)}; a claimed job is {id, lane, epoch,
---        payload, cost, offset, crashes, ms to the deadline (-1: none), ms queued}
+--        payload, cost, offset, crashes, ms to the deadline (-1: none), ms queued}; due in 0 ms also
+--        when a bound below cut this call short
 -- O(log n) for each job handed out, and for at most 128 promoted, 64 looked at for takeover and 256
 -- removed from the lanes.
 --
@@ -27,6 +28,7 @@ proceed_when_memory_is_full()
 
 local claimed = {}
 local waiting = false
+local unfinished = false -- whether a claim right after this one would get further
 local last = {} -- lane -> id of the last entry delivered
 local removals_left = MAX_REMOVED
 
@@ -146,7 +148,10 @@ local function take_over()
       end
     end
   end
-  if #due == MAX_TAKEOVERS then waiting = true end
+  if #due == MAX_TAKEOVERS then
+    waiting = true
+    unfinished = not blocked and #claimed < max_jobs
+  end
   return not starving
 end
 
@@ -286,6 +291,7 @@ local function tails()
 end
 
 local function next_due()
+  if unfinished or removals_left <= 0 then return 0 end
   local due = -1
   local delayed = redis.call('ZRANGE', DELAYED, 0, 0, 'WITHSCORES')[2]
   local lease = redis.call('ZRANGEBYSCORE', LEASES, '(' .. NOW, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]

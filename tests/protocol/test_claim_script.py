@@ -178,7 +178,7 @@ async def test_jobs_cancelled_in_the_queue_are_passed_over(q: Any) -> None:
         await q.cancel(job_id)
     first = await q.claim()
     assert first.claimed == ()
-    assert first.waiting
+    assert (first.waiting, first.next_due_ms) == (True, 0)
     assert [j.job_id for j in (await q.claim()).claimed] == [ids[-1]]
     assert await q.redis.xlen(q.keys.jobs(Lane.NORMAL)) == 1
 

@@ -78,8 +78,9 @@ async def test_five_thousand_ended_leases_are_all_reclaimed(q: Any) -> None:
     ids = await q.redis.zrange(q.keys.leases, 0, -1)
     await q.redis.zadd(q.keys.leases, dict.fromkeys(ids, 1))
     taken: set[str] = set()
-    while jobs := (await q.claim("b", max_jobs=1000)).claimed:
+    while jobs := (reply := await q.claim("b", max_jobs=1000)).claimed:
         taken |= {job.job_id for job in jobs}
+        assert (reply.next_due_ms == 0) == (len(jobs) == 64)
     assert len(taken) == count
     assert await q.pending("dead") == 0
     assert await q.scripts.load() == Load(

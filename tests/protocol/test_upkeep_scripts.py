@@ -19,6 +19,14 @@ async def test_a_heartbeat_is_kept_with_the_servers_time(q: Any) -> None:
     }
 
 
+async def test_a_worker_that_leaves_is_forgotten_at_once(q: Any) -> None:
+    await q.scripts.register("a", {})
+    await q.scripts.register("b", {})
+    await q.scripts.unregister("a")
+    await q.scripts.unregister("a")
+    assert list(await q.scripts.workers()) == ["b"]
+
+
 async def test_a_dead_worker_is_swept_only_after_its_jobs_were_taken_over(q: Any) -> None:
     await q.scripts.register("dead", {})
     job_id = await q.enqueue()
