@@ -17,10 +17,9 @@ from inferq.producer.request import (
     check_seconds,
     make_job,
     prompt_token_bound,
-    to_deadline_ms,
-    to_delay_ms,
     to_lane,
     to_prompt,
+    to_schedule,
 )
 from inferq.producer.result import JobResult, collect
 from inferq.producer.server import RedisServer
@@ -124,8 +123,7 @@ class AsyncClient:
         """
         job, digest = make_job(to_prompt(prompt, messages), params, model=model, metadata=metadata)
         chosen = to_lane(lane)
-        deadline_ms = to_deadline_ms(deadline_s)
-        delay_ms = to_delay_ms(not_before, delay_s)
+        deadline_ms, delay_ms = to_schedule(deadline_s, not_before, delay_s)
         check_idempotency_key(idempotency_key)
         scripts = self._scripts_of(job.id)
         prompt_tokens = prompt_token_bound(job.prompt)

@@ -35,6 +35,8 @@ STREAMS_PER_READER: Final = 256
 LONGEST_BLOCK_S: Final = 2.0
 #: A stream is checked on when nothing has come for this many seconds.
 PROBE_S: Final = 2.0
+#: Pause in seconds between tries to cancel.
+CANCEL_AGAIN_S: Final = 0.1
 #: Expiry of a wake stream in seconds; written anew by each wake.
 WAKE_EXPIRY_S: Final = 60
 
@@ -97,16 +99,20 @@ class StreamReader:
 
     async def aclose(self) -> None:
         """Stop, and end every subscription."""
+        self.is_serving = False
         tasks = [*self._wakes, *([self._task] if self._task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks:
+            for task in tasks:
+                task.cancel()
+            # again until it works: wait_for in Python 3.11, which redis uses, may lose a cancel
+            _, pending = await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
+            tasks = list(pending)
 
     async def _run(self) -> None:
         connection = self._server.dedicated(longest_block_s=LONGEST_BLOCK_S)
         try:
             is_idle = False
-            while not (is_idle and not self._count):
+            while self.is_serving and not (is_idle and not self._count):
                 is_idle = not self._count
                 try:
                     await self._read(connection)

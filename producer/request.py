@@ -56,6 +56,8 @@ def make_job(
         raise InvalidRequestError(
             f"must be SamplingParams, not {type(params).__name__}", field="params"
         )
+    if not isinstance(metadata, Mapping | None):
+        raise InvalidRequestError("must be a map of text to text", field="metadata")
     job = Job(
         id=new_job_id(partition),
         prompt=prompt,
@@ -121,11 +123,21 @@ def to_lane(lane: str) -> Lane:
         ) from None
 
 
-def to_deadline_ms(deadline_s: float | None) -> int | None:
-    """Return the deadline in milliseconds from now, at least 1."""
+def to_schedule(
+    deadline_s: float | None, not_before: datetime | None, delay_s: float | None
+) -> tuple[int | None, int]:
+    """Return deadline and delay in milliseconds from now, the one after the other."""
+    delay_ms = to_delay_ms(not_before, delay_s)
     if deadline_s is None:
-        return None
-    return max(1, _milliseconds("deadline_s", deadline_s, may_be_zero=False))
+        return None, delay_ms
+    deadline_ms = max(1, _milliseconds("deadline_s", deadline_s, may_be_zero=False))
+    if deadline_ms <= delay_ms:
+        raise InvalidRequestError(
+            f"{deadline_s:g} s from now is before the job may start",
+            field="deadline_s",
+            limit=delay_ms / 1000,
+        )
+    return deadline_ms, delay_ms
 
 
 def to_delay_ms(not_before: datetime | None, delay_s: float | None) -> int:

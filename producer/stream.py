@@ -155,6 +155,9 @@ class TokenStream:
             if not limit.expired():
                 raise
             raise ResultTimeout(self.job_id, timeout_s) from None
+        except InferqError:
+            self._close()
+            raise
 
     async def _subscribe(self) -> Subscription:
         subscription = await self._follow(self.job_id, self.next_offset)

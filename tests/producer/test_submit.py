@@ -1,0 +1,259 @@
+"""Submitting: what arrives, what is refused, and that nothing arrives twice."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from inferq.producer import AsyncClient
+from inferq.producer.request import prompt_token_bound
+from inferq.protocol.errors import (
+    IdempotencyConflict,
+    InvalidRequestError,
+    JobNotFound,
+    QueueFull,
+)
+from inferq.protocol.messages import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from inferq.protocol.params import MAX_SEED, SamplingParams
+
+
+async def test_a_job_arrives_as_it_was_submitted(client: AsyncClient, worker: Any) -> None:
+    params = SamplingParams(temperature=0.5, seed=7, max_tokens=5, stop=["x"])
+    handle = await client.submit(
+        "Größe", params, metadata={"user": "u1"}, model="smol", lane="high"
+    )
+    assert handle.created
+    claimed, job = await worker.claim_one()
+    assert (job.id, job.prompt, job.params) == (handle.id, TextPrompt("Größe"), params)
+    assert (job.metadata, job.model, claimed.lane) == ({"user": "u1"}, "smol", "high")
+    # 7 bytes of UTF-8, a margin, and the budget
+    assert claimed.cost == 7 + 8 + 5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "arrives"),
+    [
+        ([1, 2, 3], TokenPrompt((1, 2, 3))),
+        ((5,), TokenPrompt((5,))),
+        (range(3), TokenPrompt((0, 1, 2))),
+        ([{"role": "user", "content": "hi"}], ChatPrompt((ChatMessage("user", "hi"),))),
+        ([ChatMessage("user", "hi")], ChatPrompt((ChatMessage("user", "hi"),))),
+    ],
+)
+async def test_token_ids_and_chats_arrive_too(
+    client: AsyncClient, worker: Any, prompt: Any, arrives: Any
+) -> None:
+    await client.submit(prompt)
+    _, job = await worker.claim_one()
+    assert job.prompt == arrives
+
+
+async def test_messages_can_be_given_by_name(client: AsyncClient, worker: Any) -> None:
+    await client.submit(messages=[{"role": "user", "content": "hi"}])
+    _, job = await worker.claim_one()
+    assert job.prompt == ChatPrompt((ChatMessage("user", "hi"),))
+
+
+async def test_a_seed_is_drawn_for_each_job_without_one(client: AsyncClient, worker: Any) -> None:
+    await client.submit("a")
+    await client.submit("a")
+    jobs = [(await worker.claim_one())[1] for _ in range(2)]
+    seeds = [job.params.seed for job in jobs]
+    assert all(isinstance(s, int) and 0 <= s <= MAX_SEED for s in seeds)
+    assert seeds[0] != seeds[1]
+
+
+def test_the_cost_bound_is_exact_for_token_ids_and_above_the_bytes_otherwise() -> None:
+    assert prompt_token_bound(TokenPrompt((1, 2, 3))) == 3
+    assert prompt_token_bound(TextPrompt("ďďď")) > len("ďďď".encode())
+    chat = ChatPrompt((ChatMessage("user", "x" * 100), ChatMessage("user", "y")))
+    # a template adds a few marks to each message, and perhaps a system prompt of its own
+    assert prompt_token_bound(chat) >= 101 + 2 * (4 + 16) + 256
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"prompt": b"bytes"}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt_token_ids"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"prompt": "x" * 10_000_000}, "prompt"),
+        ({"prompt": 7}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": [-1]}, "prompt_token_ids"),
+        ({"prompt": [1.5]}, "prompt_token_ids"),
+        ({"prompt": [True]}, "prompt_token_ids"),
+        ({"prompt": ["text"]}, "prompt_token_ids"),
+        ({"prompt": [{"role": "user"}]}, "messages.content"),
+        ({"prompt": [{"role": "user", "content": "x", "name": "y"}]}, "messages.name"),
+        ({"prompt": [{"role": "user", "content": "x"}, 1]}, "messages"),
+        ({"prompt": [{"role": "user", "content": b"x"}]}, "messages.content"),
+        ({"prompt": [{"role": "\ud800", "content": "x"}]}, "messages.role"),
+        ({"prompt": None, "messages": []}, "messages"),
+        ({"prompt": None, "messages": "hi"}, "messages"),
+        ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "prompt"),
+        ({"lane": "urgent"}, "lane"),
+        ({"lane": None}, "lane"),
+        ({"deadline_s": 0}, "deadline_s"),
+        ({"deadline_s": -1}, "deadline_s"),
+        ({"deadline_s": float("nan")}, "deadline_s"),
+        ({"deadline_s": "soon"}, "deadline_s"),
+        ({"deadline_s": 1e12}, "deadline_s"),
+        ({"delay_s": -0.5}, "delay_s"),
+        ({"delay_s": True}, "delay_s"),
+        ({"delay_s": 10, "deadline_s": 5}, "deadline_s"),
+        ({"not_before": datetime(2030, 1, 1)}, "not_before"),
+        ({"not_before": "tomorrow"}, "not_before"),
+        ({"not_before": datetime.now(UTC), "delay_s": 1}, "not_before"),
+        ({"idempotency_key": ""}, "idempotency_key"),
+        ({"idempotency_key": "k" * 257}, "idempotency_key"),
+        ({"idempotency_key": 5}, "idempotency_key"),
+        ({"idempotency_key": "\udcff"}, "idempotency_key"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": "x" * 2000}}, "metadata"),
+        ({"metadata": {str(i): "x" for i in range(100)}}, "metadata"),
+        ({"metadata": "text"}, "metadata"),
+        ({"model": ""}, "model"),
+        ({"model": "m" * 1000}, "model"),
+        ({"params": {"temperature": 1}}, "params"),
+    ],
+)
+async def test_bad_input_is_refused_with_the_field_named(
+    client: AsyncClient, arguments: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await client.submit(**{"prompt": "x", **arguments})
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"{field}: ")
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limit"),
+    [({"temperature": -1.0}, "[0, inf)"), ({"top_p": 0.0}, "(0, 1]"), ({"max_tokens": 0}, None)],
+)
+def test_bad_sampling_parameters_name_their_limit(
+    arguments: dict[str, Any], limit: str | None
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**arguments)
+    assert caught.value.field in arguments
+    assert limit is None or caught.value.limit == limit
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"url": "http://localhost"}, "url"),
+        ({"url": "localhost:6379"}, "url"),
+        ({"url": "redis://user:secret@host:port/0"}, "url"),
+        ({"queue": "a b"}, "queue"),
+        ({"queue_limit": 0}, "queue_limit"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"retention_s": -1}, "retention_s"),
+    ],
+)
+async def test_bad_client_settings_are_refused_at_once(
+    arguments: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        AsyncClient(**arguments)
+    assert caught.value.field == field
+    assert "secret" not in str(caught.value)
+
+
+async def test_the_same_key_and_content_is_one_job_and_other_content_a_conflict(
+    client: AsyncClient, worker: Any
+) -> None:
+    first = await client.submit("a", idempotency_key="key")
+    again = await client.submit("a", idempotency_key="key")
+    assert (first.created, again.created) == (True, False)
+    assert again.id == first.id
+    with pytest.raises(IdempotencyConflict) as caught:
+        await client.submit("b", idempotency_key="key")
+    assert caught.value.job_id == first.id
+    with pytest.raises(IdempotencyConflict):
+        await client.submit("a", SamplingParams(seed=1), idempotency_key="key")
+    assert len(await worker.claim(max_jobs=10)) == 1
+    # the second handle follows the same stream
+    (queued,) = await asyncio.gather(again.status())
+    assert queued.state == "running"
+
+
+async def test_a_full_queue_says_so_with_the_numbers(valkey_url: str, queue: str) -> None:
+    async with AsyncClient(valkey_url, queue, queue_limit=2) as client:
+        await client.submit("a")
+        await client.submit("b")
+        with pytest.raises(QueueFull) as caught:
+            await client.submit("c")
+        assert (caught.value.depth, caught.value.limit) == (2, 2)
+
+
+async def test_a_delayed_job_starts_no_sooner(client: AsyncClient, worker: Any) -> None:
+    by_delay = await client.submit("a", delay_s=0.3)
+    by_time = await client.submit("b", not_before=datetime.now(UTC) + timedelta(seconds=0.3))
+    past = await client.submit("c", not_before=datetime.now(UTC) - timedelta(days=1))
+    assert [c.job_id for c in await worker.claim(max_jobs=3)] == [past.id]
+    assert (await by_delay.status()).state == "delayed"
+    await asyncio.sleep(0.35)
+    assert {c.job_id for c in await worker.claim(max_jobs=3)} == {by_delay.id, by_time.id}
+
+
+async def test_status_and_cancel_follow_a_job(client: AsyncClient, worker: Any) -> None:
+    handle = await client.submit("a", deadline_s=60)
+    assert (await handle.status()).state == "queued"
+    claimed, _ = await worker.claim_one()
+    status = await handle.status()
+    assert (status.state, status.owner, status.attempts) == ("running", "fake", 1)
+    assert await handle.cancel() == "requested"
+    await worker.serve(claimed, 1)
+    assert await handle.cancel() == "finished"
+    assert (await handle.status()).state == "done"
+
+
+async def test_an_unknown_job_is_not_found(client: AsyncClient) -> None:
+    stranger = client.job("0" * 32 + "-0")
+    with pytest.raises(JobNotFound):
+        await stranger.status()
+    with pytest.raises(JobNotFound):
+        await stranger.cancel()
+    for bad in ("x", "", 5, None, "0" * 32 + "-9999"):
+        with pytest.raises(InvalidRequestError, match="job_id"):
+            client.job(bad)  # type: ignore[arg-type]
+
+
+async def test_workers_are_listed_with_the_age_of_their_report(
+    client: AsyncClient, worker: Any
+) -> None:
+    assert await client.workers() == []
+    await worker.scripts.register("w1", {"model": "smol", "blocks": 64, "free": 60, "peak": 9})
+    (info,) = await client.workers()
+    assert (info.name, info.model, info.total_blocks, info.free_blocks) == ("w1", "smol", 64, 60)
+    assert (info.peak_blocks, info.running) == (9, 0)
+    assert 0 <= info.age_s < 5
+
+
+async def test_jobs_and_clients_show_no_password_in_their_repr(
+    valkey_server: Any, queue: str
+) -> None:
+    client = AsyncClient(f"redis://user:secret@127.0.0.1:{valkey_server.port}/0?password=p2", queue)
+    assert "secret" not in repr(client)
+    assert "p2" not in repr(client)
+    assert f"127.0.0.1:{valkey_server.port}" in repr(client)
+    assert queue in repr(client)
+    await client.aclose()
+
+
+async def test_url_and_queue_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, valkey_client: redis.asyncio.Redis, valkey_url: str, queue: str
+) -> None:
+    monkeypatch.setenv("INFERQ_REDIS_URL", valkey_url)
+    monkeypatch.setenv("INFERQ_QUEUE", queue)
+    async with AsyncClient() as client:
+        handle = await client.submit("a")
+    assert await valkey_client.exists(f"inferq:{{{queue}.0}}:job:{handle.id}")
