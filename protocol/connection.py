@@ -42,9 +42,19 @@ def translate_errors(client: Any) -> Iterator[None]:
         raise QueueFull(f"Redis at {_address(client)} is out of memory") from error
 
 
+def decodes_responses(client: Any) -> bool:
+    """Whether a redis `client` (sync or asyncio, standalone or cluster) gives text for bytes."""
+    return bool(_connection_options(client).get("decode_responses"))
+
+
+def _connection_options(client: Any) -> dict[str, Any]:
+    pool = getattr(client, "connection_pool", client)
+    options: dict[str, Any] = getattr(pool, "connection_kwargs", {})
+    return options
+
+
 def _address(client: Any) -> str:
-    pool = getattr(client, "connection_pool", None)
-    where = getattr(pool, "connection_kwargs", {})
+    where = _connection_options(client)
     if "path" in where:
         return str(where["path"])
     return f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"

@@ -14,7 +14,7 @@ import msgpack
 import redis.asyncio
 from redis.exceptions import NoScriptError
 
-from inferq.protocol.connection import translate_errors
+from inferq.protocol.connection import decodes_responses, translate_errors
 from inferq.protocol.digest import content_digest
 from inferq.protocol.errors import IdempotencyConflict, InvalidRequestError, QueueFull
 from inferq.protocol.keys import LANE_WEIGHTS, Lane, QueueKeys, new_job_id, partition_of
@@ -63,7 +63,7 @@ class QueueScripts:
     """
 
     def __init__(self, client: redis.asyncio.Redis, keys: QueueKeys) -> None:
-        if client.connection_pool.connection_kwargs.get("decode_responses"):
+        if decodes_responses(client):
             raise InvalidRequestError("must not decode responses", field="client")
         self._redis = client
         self.keys = keys

@@ -294,7 +294,8 @@ local function next_due()
   if unfinished or removals_left <= 0 then return 0 end
   local due = -1
   local delayed = redis.call('ZRANGE', DELAYED, 0, 0, 'WITHSCORES')[2]
-  local lease = redis.call('ZRANGEBYSCORE', LEASES, '(' .. NOW, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  local lease = redis.call('ZRANGEBYSCORE', LEASES, '(' .. NOW, '+inf', 'WITHSCORES',
+    'LIMIT', 0, 1)[2]
   for _, at in ipairs({ delayed or false, lease or false }) do
     if at then
       local ms = math.max(tonumber(at) - NOW, 0)

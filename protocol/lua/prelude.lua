@@ -25,7 +25,8 @@ local function job_key(id) return PREFIX .. 'job:' .. id end
 local function out_key(id) return PREFIX .. 'out:' .. id end
 
 local function is_job_id(id)
-  return id and #id <= 37 and string.find(id, '^[0-9a-f]+%-%d+$') and string.find(id, '-', 1, true) == 33
+  local unique = string.match(id, '^([0-9a-f]+)%-%d%d?%d?%d?$')
+  return unique ~= nil and #unique == 32
 end
 
 -- The server refuses a script's first write when its memory is full, and none after that. This

@@ -93,7 +93,7 @@ wire_values = st.recursive(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from("ioxtelfr") | st.just("end"), wire_values, max_size=6))
 def test_random_maps_are_an_event_that_can_be_used_or_refused(wire: dict[str, Any]) -> None:
     try:

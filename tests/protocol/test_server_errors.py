@@ -115,3 +115,37 @@ async def test_a_server_out_of_memory_refuses_jobs_and_lets_those_in_hand_end(
     assert second.job_id == queued
     assert (await q.end("a", second)).status == "ok"
     await q.assert_nothing_is_left()
+
+
+async def test_no_script_touches_a_key_outside_its_partition(q: Any, server: Any) -> None:
+    await q.redis.acl_setuser(
+        "bounded", enabled=True, nopass=True, keys=[f"{q.keys.prefix}*"], commands=["+@all"]
+    )
+    try:
+        async with redis.asyncio.Redis(
+            port=server.port, username="bounded", password="x"
+        ) as client:
+            bounded = type(q)(client, q.keys.queue)
+            crashed = await bounded.enqueue(idempotency_key="k", delay_ms=1000)
+            await bounded.pass_delay(crashed)
+            await bounded.claim("a")
+            await bounded.end_lease(crashed)
+            await bounded.claim("b", max_crashes=1)
+            [letter] = await bounded.scripts.dead_letters()
+            again = await bounded.scripts.redrive(letter.entry_id)
+            [job] = (await bounded.claim("a")).claimed
+            await bounded.publish("a", bounded.item(job, first=0, tokens=1))
+            await bounded.scripts.heartbeat("a", [(again, 1)], lease_ms=9, retention_ms=9)
+            await bounded.scripts.recost("a", again, 1, prompt_tokens=1, budget=1)
+            await bounded.scripts.register("a", {})
+            await bounded.scripts.reconcile("a", [])
+            await bounded.scripts.release("a", [(again, 1, None)])
+            await bounded.scripts.expire(again, retention_ms=9)
+            assert await bounded.cancel(again) == "cancelled"
+            await bounded.scripts.sweep(gone_ms=0)
+            await bounded.assert_nothing_is_left()
+            bounded.keys = type(q.keys)(f"{q.keys.queue}-other")
+            with pytest.raises(ServerLost, match="refuses us"):
+                await QueueScripts(client, bounded.keys).cancel(again, retention_ms=9)
+    finally:
+        await q.redis.acl_deluser("bounded")
