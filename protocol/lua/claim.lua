@@ -6,9 +6,9 @@
 --        is a dead letter   9 retention in ms   10 ms for which a job that does not fit may be
 --        passed by   11 to 13 the weights of high, normal, low
 -- Reply  {claimed jobs, last ids of high, normal, low, ms to the next due job or lease end (-1:
---        none), waiting (1: there is work that was not taken)}; a claimed job is {id, lane, epoch,
---        payload, cost, offset, crashes, ms to the deadline (-1: none), ms queued}; due in 0 ms also
---        when a bound below cut this call short
+--        none; 0 also when a bound below cut this call short), waiting (1: there is work that was
+--        not taken)}; a claimed job is {id, lane, epoch, payload, cost, offset, crashes, ms to the
+--        deadline (-1: none), ms queued}
 -- O(log n) for each job handed out, and for at most 128 promoted, 64 looked at for takeover and 256
 -- removed from the lanes.
 --
