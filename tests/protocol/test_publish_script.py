@@ -181,3 +181,15 @@ async def test_exact_counts_replace_the_bounds(q: Any) -> None:
 def test_events_that_bring_no_tokens_are_refused_when_made(events: Any, end: Any) -> None:
     with pytest.raises(ValueError, match="event"):
         PublishItem(new_job_id(), 1, 2, events, end)
+
+
+async def test_reading_after_an_offset_brings_the_event_that_holds_the_next_token(q: Any) -> None:
+    [job] = await start(q)
+    event = Event(token_ids=(5, 6, 7), text="abc", text_ends=(1, 2, 3)).encode()
+    await q.publish("a", PublishItem(job.job_id, 1, 0, ((3, event),)))
+    await q.publish("a", q.item(job, first=3, tokens=0, end=FinishReason.STOP))
+    out = q.keys.out(job.job_id)
+    for offset, ids in ((0, [b"3-0", b"3-1"]), (2, [b"3-0", b"3-1"]), (3, [b"3-1"])):
+        reply = await q.redis.xread({out: f"{offset}-0"})
+        entries = reply[0][1] if isinstance(reply, list) else reply[out.encode()][0]
+        assert [entry for entry, _ in entries] == ids
