@@ -40,7 +40,7 @@ class Probe:
             elif not exists:
                 subscription.fail(StreamExpired(subscription.job_id))
             elif subscription.deadline <= now:
-                checks.append(self._check_deadline(subscription, now, has_events=end is not None))
+                checks.append(self._check_deadline(subscription, now))
         await asyncio.gather(*checks)
 
     async def _look(self, subscriptions: Sequence[Subscription]) -> list[Any]:
@@ -51,16 +51,17 @@ class Probe:
             pipeline.xrevrange(keys.out(subscription.job_id), count=1)
         return list(await pipeline.execute())
 
-    async def _check_deadline(
-        self, subscription: Subscription, now: float, *, has_events: bool
-    ) -> None:
+    async def _check_deadline(self, subscription: Subscription, now: float) -> None:
         """Have the server end the job if its deadline has passed, else remember the deadline."""
         job_id = subscription.job_id
         reply = await self._server.call(
             lambda: self._scripts.expire(job_id, retention_ms=self._retention_ms)
         )
-        if reply.outcome is ExpireOutcome.FINISHED and not has_events:
-            subscription.fail(StreamExpired(job_id))
+        if reply.outcome is ExpireOutcome.FINISHED:
+            # asked after the end, so a stream that is there has its terminal event
+            out = self._scripts.keys.out(job_id)
+            if not await self._server.call(lambda: self._server.commands.exists(out)):
+                subscription.fail(StreamExpired(job_id))
         elif reply.deadline_in_ms is None:
             subscription.deadline = math.inf
         else:

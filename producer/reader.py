@@ -126,13 +126,14 @@ class StreamReader:
 
     async def _read(self, connection: Redis) -> None:
         now = asyncio.get_running_loop().time()
-        cursors: dict[Any, Any] = {self._wake_key: self._wake_cursor}
+        starts: dict[str, tuple[int, int]] = {}
         until = now + LONGEST_BLOCK_S
         for key, followers in self._followers.items():
             if hungry := [s for s in followers if s.wants_events]:
-                total, end = min(s.cursor for s in hungry)
-                cursors[key] = f"{total}-{end}"
+                starts[key] = min(s.cursor for s in hungry)
                 until = min(until, *(s.probe_at for s in hungry))
+        cursors: dict[Any, Any] = {key: f"{total}-{end}" for key, (total, end) in starts.items()}
+        cursors[self._wake_key] = self._wake_cursor
         # BLOCK 0 would be for ever
         block_ms = max(1, int((until - now) * 1000))
         reply: Any
@@ -142,15 +143,17 @@ class StreamReader:
                 reply = await connection.xread(cursors, count=BUFFER_EVENTS // 2, block=block_ms)
         finally:
             self._is_blocked = False
-        next_probe_at = asyncio.get_running_loop().time() + PROBE_S
-        for key, entries in reply or ():
-            self._dispatch(key.decode(), entries, next_probe_at)
+        for raw_key, entries in reply or ():
+            key = raw_key.decode()
+            if key == self._wake_key:
+                self._wake_cursor = entries[-1][0].decode()
+            else:
+                self._dispatch(key, starts[key], entries)
 
-    def _dispatch(self, key: str, entries: Iterable[Any], next_probe_at: float) -> None:
-        if key == self._wake_key:
-            self._wake_cursor = [entry_id for entry_id, _ in entries][-1].decode()
-            return
-        followers = self._followers.get(key, ())
+    def _dispatch(self, key: str, start: tuple[int, int], entries: Iterable[Any]) -> None:
+        # who came during the read, or stands further back, would miss what lies before `start`
+        followers = [s for s in self._followers.get(key, ()) if s.cursor >= start]
+        next_probe_at = asyncio.get_running_loop().time() + PROBE_S
         for entry_id, fields in entries:
             entry = Entry.from_redis(entry_id, fields)
             for subscription in followers:
