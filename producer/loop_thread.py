@@ -37,7 +37,8 @@ class LoopThread:
         """Run `work()` on the loop and return its result; an interrupt here cancels it there."""
         if self._process != os.getpid():
             raise InferqError("this belongs to the parent process: make a new one after a fork")
-        future = asyncio.run_coroutine_threadsafe(work(), self._started())
+        loop = self._started()
+        future = asyncio.run_coroutine_threadsafe(work(), loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:

@@ -43,12 +43,12 @@ class FakeWorker:
         )
         return list(reply.claimed)
 
-    async def wait_for_jobs(self, count: int = 1) -> list[ClaimedJob]:
+    async def wait_for_jobs(self, count: int = 1, *, at_once: int = 100) -> list[ClaimedJob]:
         """Claim until there are `count` jobs."""
         jobs: list[ClaimedJob] = []
         async with asyncio.timeout(30):
             while len(jobs) < count:
-                jobs += await self.claim(max_jobs=100)
+                jobs += await self.claim(max_jobs=at_once)
                 await asyncio.sleep(0.005)
         return jobs
 
@@ -154,14 +154,19 @@ class WorkerThread:
         self._url = url
         self._queue = queue
 
-    def serve_next(self, count: int, *, each: int = 1) -> None:
-        """Wait for a job and serve it."""
+    def serve_next(self, count: int) -> None:
+        """Wait for a job and serve it `count` tokens."""
+        self.serve_jobs(1, count)
+
+    def serve_jobs(self, jobs: int, count: int) -> None:
+        """Serve so many jobs `count` tokens each, as they come."""
 
         async def main() -> None:
             async with redis.asyncio.Redis.from_url(self._url) as connection:
                 fake = FakeWorker(connection, self._queue)
-                for job in await fake.wait_for_jobs():
-                    await fake.serve(job, count, each=each)
+                for _ in range(jobs):
+                    (job,) = await fake.wait_for_jobs(1, at_once=1)
+                    await fake.serve(job, count)
 
         asyncio.run(main())
 
