@@ -172,13 +172,16 @@ class Dispatcher:
             prepared.params,
             LANE_PRIORITY[job.lane],
         )
-        await self._scripts.recost(
-            self._worker,
-            job.id,
-            job.epoch,
-            prompt_tokens=len(prepared.prompt_token_ids),
-            budget=budget,
-        )
+        try:
+            await self._scripts.recost(
+                self._worker,
+                job.id,
+                job.epoch,
+                prompt_tokens=len(prepared.prompt_token_ids),
+                budget=budget,
+            )
+        except (ServerLost, QueueFull) as error:
+            logger.warning("counters not corrected", job_id=job.id, error=str(error))
 
     async def _reject(self, job: RunningJob, error: DecodeError) -> None:
         """End a job that is no job, with a dead letter for whoever looks after the queue."""

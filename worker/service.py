@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,8 @@ from typing import Any, Final
 
 import structlog
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.keys import QueueKeys
@@ -30,6 +33,10 @@ from inferq.worker.settings import EngineSettings, WorkerSettings
 
 logger = structlog.get_logger("inferq.worker")
 
+#: Seconds between two sweeps of the queue.
+SWEEP_INTERVAL_S: Final = 60.0
+#: Milliseconds without a report after which a worker is gone; reports come at least every minute.
+GONE_AFTER_MS: Final = 300_000
 #: Seconds that publishing and handing over may take at the end of a drain.
 HAND_OVER_S: Final = 5.0
 
@@ -176,7 +183,7 @@ class _Session:
             jobs,
             lease_s=settings.lease_s,
             retention_s=settings.retention_s,
-            progress=lambda: engine.steps if engine.is_busy else None,
+            is_stuck=lambda: engine.stalled_s > settings.step_timeout_s,
             on_lost=dispatcher.lose,
             on_cancel=dispatcher.cancel,
             on_deadline=dispatcher.expire,
@@ -202,7 +209,8 @@ class _Session:
             for task in failed:
                 logger.error("part ended", part=task.get_name(), exc_info=task.exception())
             # No more claims before the hand-back: it would claim its own jobs again.
-            await _cancel([claiming])
+            self._claimer.stop()
+            await asyncio.wait([claiming])
             if not self._engine.is_dead:
                 await self._drain(0.0 if failed else self._settings.drain_timeout_s, hurry)
             return 1 if failed else 0
@@ -244,28 +252,34 @@ class _Session:
         await _cancel(waits)
 
     async def _report(self) -> None:
-        """Tell the queue what this worker has, so that people and autoscalers can see it."""
+        """Tell the queue what this worker has, and now and then sweep up after others."""
+        settings = self._settings
+        swept_at = time.monotonic()
         while True:
-            stats = self._engine.stats
             try:
-                await self._scripts.register(
-                    self._settings.worker_name,
-                    {
-                        "model": self._settings.model_name,
-                        "version": __version__,
-                        "blocks": self._info.num_blocks,
-                        "block_size": self._info.block_size,
-                        "max_model_len": self._info.max_model_len,
-                        "free": stats.get("free", self._info.num_blocks),
-                        "cached": stats.get("cached", 0),
-                        "peak": stats.get("peak", 0),
-                        "running": stats.get("running", 0),
-                        "waiting": stats.get("waiting", 0),
-                    },
-                )
+                await self._scripts.register(settings.worker_name, self._state())
+                if time.monotonic() > swept_at + SWEEP_INTERVAL_S:
+                    swept_at = time.monotonic()
+                    swept = await self._scripts.sweep(gone_ms=GONE_AFTER_MS)
+                    logger.debug("swept", **dataclasses.asdict(swept))
             except (ServerLost, QueueFull) as error:
                 logger.warning("report failed", error=str(error))
-            await asyncio.sleep(self._settings.report_interval_s)
+            await asyncio.sleep(settings.report_interval_s)
+
+    def _state(self) -> dict[str, str | int]:
+        stats = self._engine.stats
+        return {
+            "model": self._settings.model_name,
+            "version": __version__,
+            "blocks": self._info.num_blocks,
+            "block_size": self._info.block_size,
+            "max_model_len": self._info.max_model_len,
+            "free": stats.get("free", self._info.num_blocks),
+            "cached": stats.get("cached", 0),
+            "peak": stats.get("peak", 0),
+            "running": stats.get("running", 0),
+            "waiting": stats.get("waiting", 0),
+        }
 
     async def _watch(self) -> None:
         """End when the engine does; end the engine when one step takes longer than it may."""
@@ -280,12 +294,19 @@ class _Session:
 
 def connect(url: str) -> Redis:
     """Return a client whose calls end within seconds, whatever the server does."""
+    # No retries inside: a claim repeated there would hide the lost reply of the first.
     return Redis.from_url(
-        url, socket_connect_timeout=4.0, socket_timeout=5.0, health_check_interval=30
+        url,
+        socket_connect_timeout=4.0,
+        socket_timeout=5.0,
+        socket_keepalive=True,
+        retry=Retry(NoBackoff(), 0),
     )
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    """End tasks, however often they miss it: a call that completes just then swallows a cancel."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=0.5)

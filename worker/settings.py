@@ -77,7 +77,7 @@ class WorkerSettings(EngineSettings):
     )
     max_jobs: int = Field(256, ge=1, description="Most jobs held at once.")
     lease_s: float = Field(
-        20.0, ge=0.5, le=3600, description="Seconds without progress after which others take over."
+        20.0, ge=0.5, le=3600, description="Seconds without a sign of life before others take over."
     )
     max_crashes: int = Field(
         3, ge=1, description="Workers that a job may bring down before it is dead-lettered."
@@ -89,7 +89,7 @@ class WorkerSettings(EngineSettings):
         25.0, ge=0, description="Seconds to finish jobs after SIGTERM before they are handed over."
     )
     step_timeout_s: float = Field(
-        300.0, gt=0, description="Seconds after which a stuck engine step ends the process."
+        60.0, gt=0, description="Seconds after which a step counts as hung and ends the process."
     )
     starve_s: float = Field(
         2.0, ge=0, description="Seconds a large job may wait while smaller ones pass it."

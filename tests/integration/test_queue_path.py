@@ -110,7 +110,7 @@ def test_a_delayed_job_starts_when_it_is_due(client) -> None:
     ("arguments", "field"),
     [
         ({"prompt": "x", "model": "no-such-model"}, "model"),
-        ({"prompt": [1] * 1024}, "prompt"),
+        ({"prompt": [1] * 1024}, "prompt_token_ids"),
         ({"prompt": [1, 2**30]}, "prompt_token_ids"),
         ({"prompt": "x", "params": SamplingParams(stop_token_ids=[999_999])}, "stop_token_ids"),
         ({"prompt": "word " * 5000}, "prompt"),

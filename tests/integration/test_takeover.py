@@ -86,7 +86,7 @@ def test_a_drained_worker_hands_over_at_its_offset_without_a_crash_counted(
     import redis
 
     first = start_worker(valkey_url, queue, drain_timeout_s=0.2, lease_s=30)
-    second = start_worker(valkey_url, queue, wait=True, lease_s=30)
+    second = start_worker(valkey_url, queue, drain_timeout_s=0.2, lease_s=30)
     client = connect(valkey_url, queue)
     job = client.submit(PROMPT, LONG)
     stream = job.stream(timeout_s=60)
@@ -95,8 +95,6 @@ def test_a_drained_worker_hands_over_at_its_offset_without_a_crash_counted(
         owner = _owner(raw, QueueKeys(queue), job.id)
         workers = {first.name: first, second.name: second}
         leaving = workers.pop(owner)
-        if leaving is second:  # its drain time is the default: make it hurry
-            leaving.signal(signal.SIGTERM)
         leaving.signal(signal.SIGTERM)
         seen.extend(stream)
         assert int(raw.hget(QueueKeys(queue).job(job.id), "crashes") or 0) == 0

@@ -8,6 +8,7 @@ wake it from within.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,10 +25,12 @@ from inferq.worker.queue.running import RunningJobs
 
 logger = structlog.get_logger("inferq.claimer")
 
-#: Longest blocking read, in ms: below redis-py's default socket time-out of 5 s.
-BLOCK_MS: Final = 2000
+#: Longest sleep between two claims, in seconds: what other workers hand back wakes nobody.
+MAX_SLEEP_S: Final = 0.5
 #: Shortest sleep before something that falls due, in seconds.
 MIN_SLEEP_S: Final = 0.005
+#: Seconds between two looks for claims whose reply was lost.
+RECONCILE_INTERVAL_S: Final = 10.0
 #: Pause after a failed call, in seconds.
 RETRY_PAUSE_S: Final = 0.5
 
@@ -66,6 +69,8 @@ class Claimer:
         self._limits = limits
         self._on_claimed = on_claimed
         self._room_changed = asyncio.Event()
+        self._stopping = False
+        self._reconciled_at = time.monotonic()
         #: Whether the last claim succeeded.
         self.is_connected = False
 
@@ -73,18 +78,20 @@ class Claimer:
         """Tell the claimer that blocks or places came free."""
         self._room_changed.set()
 
+    def stop(self) -> None:
+        """Have `run` return after the claim under way: one cut off would leave its jobs unknown."""
+        self._stopping = True
+        self._room_changed.set()
+
     async def run(self) -> None:
-        """Claim until cancelled."""
-        while True:
+        """Claim until stopped."""
+        while not self._stopping:
             self._room_changed.clear()
             if self._jobs.free_places <= 0 or self._jobs.free_tokens < self._jobs.block_size:
                 await self._room_changed.wait()
                 continue
             try:
-                if not self.is_connected:
-                    # A reply that was lost may have held claims: they go back, uncounted.
-                    held = [job.id for job in self._jobs]
-                    await self._scripts.reconcile(self._worker, held)
+                await self._reconcile_if_due()
                 reply = await self._claim()
                 self.is_connected = True
                 await self._sleep_until_due(reply)
@@ -92,6 +99,16 @@ class Claimer:
                 self.is_connected = False
                 logger.warning("claim failed, will retry", error=str(error))
                 await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _reconcile_if_due(self) -> None:
+        """Hand back, uncounted, what was claimed in a reply that was lost."""
+        now = time.monotonic()
+        if self.is_connected and now < self._reconciled_at + RECONCILE_INTERVAL_S:
+            return
+        returned = await self._scripts.reconcile(self._worker, [job.id for job in self._jobs])
+        self._reconciled_at = now
+        if returned:
+            logger.warning("claims without a reply handed back", jobs=returned)
 
     async def _claim(self) -> ClaimReply:
         limits = self._limits
@@ -113,7 +130,7 @@ class Claimer:
 
     async def _sleep_until_due(self, reply: ClaimReply) -> None:
         """Sleep until blocks come free, an entry arrives, or something in the queue falls due."""
-        due_s = BLOCK_MS / 1000
+        due_s = MAX_SLEEP_S
         if reply.next_due_ms is not None:
             due_s = min(due_s, max(MIN_SLEEP_S, reply.next_due_ms / 1000))
         waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._room_changed.wait())]
@@ -132,7 +149,7 @@ class Claimer:
     async def _arrival(self, tails: Mapping[Lane, str], timeout_s: float) -> None:
         """Return when a lane got an entry after its tail, or after about `timeout_s`."""
         streams: dict[Any, Any] = {self._keys.jobs(lane): tail for lane, tail in tails.items()}
-        block_ms = max(1, min(BLOCK_MS, round(timeout_s * 1000)))
+        block_ms = max(1, round(timeout_s * 1000))
         # A single-connection client of its own: when the wait is cancelled its connection is
         # dropped, so that no unread reply stays behind on a shared one.
         client = self._redis.client()

@@ -1,9 +1,9 @@
 """Keeps leases alive while the engine makes progress, and ends jobs whose time has come.
 
-A lease is renewed by publishing tokens, or by a heartbeat when the engine advanced without tokens
-for the job (long prefill, waiting). A live thread is no proof of progress: an engine that stands
-still loses its jobs to other workers. All times are this machine's monotonic clock, and a lease is
-counted from before the call that renewed it, so it never outlasts the server's.
+A lease is renewed by publishing tokens, or by a heartbeat when none came for the job (long prefill,
+waiting). A live thread is no proof of progress: once a step takes longer than it may, heartbeats
+stop and other workers take the jobs over. All times are this machine's monotonic clock, and a lease
+is counted from before the call that renewed it, so it never outlasts the server's.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ BEATS_PER_LEASE: Final = 4
 class LeaseKeeper:
     """Renews the leases of the registry's jobs, and reports those lost, cancelled or overdue.
 
-    `progress()` returns a number that grows as the engine advances, or None while the engine has
-    nothing to do (then nothing can be stuck).
+    `is_stuck()` tells whether the engine's step takes longer than a step may.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class LeaseKeeper:
         *,
         lease_s: float,
         retention_s: float,
-        progress: Callable[[], int | None],
+        is_stuck: Callable[[], bool],
         on_lost: Callable[[RunningJob, str], None],
         on_cancel: Callable[[RunningJob], None],
         on_deadline: Callable[[RunningJob], None],
@@ -51,11 +50,10 @@ class LeaseKeeper:
         self._jobs = jobs
         self._lease_s = lease_s
         self._retention_ms = round(retention_s * 1000)
-        self._progress = progress
+        self._is_stuck = is_stuck
         self._on_lost = on_lost
         self._on_cancel = on_cancel
         self._on_deadline = on_deadline
-        self._last_progress: int | None = None
 
     async def run(self) -> None:
         """Beat until cancelled."""
@@ -81,13 +79,10 @@ class LeaseKeeper:
                 self._on_deadline(job)
 
     async def _beat(self, interval: float) -> None:
-        progress = self._progress()
-        stuck = progress is not None and progress == self._last_progress
         now = time.monotonic()
         due = [job for job in self._jobs if now >= job.lease_until - self._lease_s + interval * 0.9]
-        if stuck or not due:
+        if not due or self._is_stuck():
             return
-        self._last_progress = progress
         replies = await self._scripts.heartbeat(
             self._worker,
             [(job.id, job.epoch) for job in due],
