@@ -7,6 +7,7 @@ unknown then, and other workers take the jobs over.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -185,7 +186,8 @@ def main(connection: Connection) -> int:
         config = EngineConfig(**options)
         engine = load_engine(config)
     except InferqError as error:
-        connection.send_bytes(pack(["failed", str(error), getattr(error, "field", "model")]))
+        with contextlib.suppress(BrokenPipeError):  # the parent may have given up before us
+            connection.send_bytes(pack(["failed", str(error), getattr(error, "field", "model")]))
         return EXIT_NOT_LOADED
     info = {
         "num_blocks": engine.stats().blocks_total,

@@ -1,0 +1,260 @@
+"""Publishing and leases against a real server: fences, lost tails, cancels, lost connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from inferq.protocol.errors import ServerLost
+from inferq.protocol.keys import Lane, QueueKeys, new_job_id
+from inferq.protocol.messages import Event, FinishReason, Job, Terminal, TextPrompt
+from inferq.protocol.params import SamplingParams
+from inferq.protocol.scripts import QueueScripts
+from inferq.worker.queue.lease import LeaseKeeper
+from inferq.worker.queue.publisher import Publisher
+from inferq.worker.queue.running import RunningJob, RunningJobs
+
+LEASE_S = 1.0
+
+
+@dataclass
+class Desk:
+    """A publisher whose reports are kept."""
+
+    scripts: QueueScripts
+    keys: QueueKeys
+    jobs: RunningJobs
+    published: list[RunningJob] = field(default_factory=list)
+    lost: list[tuple[RunningJob, str]] = field(default_factory=list)
+    cancelled: list[RunningJob] = field(default_factory=list)
+    overdue: list[RunningJob] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.publisher = Publisher(
+            self.scripts,
+            "w1",
+            self.jobs,
+            lease_s=LEASE_S,
+            retention_s=60,
+            on_published=self._on_published,
+            on_lost=self._on_lost,
+            on_cancel=self.cancelled.append,
+        )
+
+    def _on_published(self, job: RunningJob) -> None:
+        self.published.append(job)
+        self.jobs.remove(job)
+
+    def _on_lost(self, job: RunningJob, why: str) -> None:
+        self.lost.append((job, why))
+        self.jobs.remove(job)
+
+    async def claim(self, worker: str = "w1") -> RunningJob:
+        reply = await self.scripts.claim(
+            worker,
+            free_tokens=1000,
+            idle=True,
+            max_jobs=1,
+            max_model_len=1000,
+            block_size=16,
+            lease_ms=round(LEASE_S * 1000),
+            max_crashes=3,
+            retention_ms=60_000,
+        )
+        [claimed] = reply.claimed
+        now = time.monotonic()
+        job = RunningJob(
+            id=claimed.job_id,
+            epoch=claimed.epoch,
+            lane=claimed.lane,
+            attempts=claimed.attempts,
+            queued_ms=claimed.queued_ms,
+            reserved=0,
+            claimed_at=now,
+            lease_until=now + LEASE_S,
+            acknowledged=claimed.published,
+        )
+        if worker == "w1":
+            self.jobs.add(job)
+        return job
+
+    async def submit(self) -> str:
+        job = Job(new_job_id(), TextPrompt("x"), SamplingParams(seed=0))
+        await self.scripts.enqueue(
+            job,
+            lane=Lane.NORMAL,
+            prompt_tokens=1,
+            budget=16,
+            queue_limit=10,
+            retention_ms=60_000,
+        )
+        return job.id
+
+    async def events(self, job_id: str) -> list[Event]:
+        entries = await self.scripts._redis.xrange(self.keys.out(job_id))
+        return [Event.decode(fields[b"e"]) for _, fields in entries]
+
+
+@pytest.fixture
+async def desk(valkey_client, queue: str):
+    keys = QueueKeys(queue)
+    made = Desk(QueueScripts(valkey_client, keys), keys, RunningJobs(1000, 16, 10))
+    task = asyncio.create_task(made.publisher.run())
+    yield made
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_tokens_and_end_reach_the_stream_once(desk: Desk) -> None:
+    job_id = await desk.submit()
+    job = await desk.claim()
+    for i in range(3):
+        job.log.append(i, "ab", None)
+        desk.publisher.mark_dirty(job)
+        await desk.publisher.flushed()
+    job.terminal = Terminal(FinishReason.LENGTH)
+    desk.publisher.mark_dirty(job)
+    await desk.publisher.flushed()
+    assert desk.published == [job]
+    events = await desk.events(job_id)
+    assert [t for e in events for t in e.token_ids] == [0, 1, 2]
+    assert [e.terminal is not None for e in events] == [False, False, False, True]
+
+
+async def test_tokens_that_wait_for_a_call_share_one_event(desk: Desk) -> None:
+    job_id = await desk.submit()
+    job = await desk.claim()
+    for i in range(50):
+        job.log.append(i, "a", None)
+        desk.publisher.mark_dirty(job)
+    await desk.publisher.flushed()
+    [event] = await desk.events(job_id)
+    assert event.token_ids == tuple(range(50))
+
+
+async def test_a_job_taken_over_is_reported_lost_and_not_published(desk: Desk) -> None:
+    job_id = await desk.submit()
+    job = await desk.claim()
+    await asyncio.sleep(LEASE_S + 0.1)
+    other = await desk.claim("w2")
+    assert other.epoch == job.epoch + 1
+    job.log.append(1, "stale", None)
+    desk.publisher.mark_dirty(job)
+    await desk.publisher.flushed()
+    assert [lost for lost, _ in desk.lost] == [job]
+    assert await desk.events(job_id) == []
+
+
+async def test_a_server_that_lost_its_tail_is_sent_the_rest_again(
+    desk: Desk, valkey_client
+) -> None:
+    job_id = await desk.submit()
+    job = await desk.claim()
+    for i in range(6):
+        job.log.append(i, str(i), None)
+        desk.publisher.mark_dirty(job)
+        await desk.publisher.flushed()
+    # what a restart from an older file leaves behind
+    await valkey_client.xtrim(desk.keys.out(job_id), maxlen=0)
+    await valkey_client.delete(desk.keys.out(job_id))
+    await valkey_client.hset(desk.keys.job(job_id), "offset", 2)
+    job.log.append(6, "6", None)
+    desk.publisher.mark_dirty(job)
+    await desk.publisher.flushed()
+    [event] = await desk.events(job_id)
+    assert (event.offset, event.token_ids, event.text) == (2, (2, 3, 4, 5, 6), "23456")
+
+
+async def test_a_cancel_mark_is_reported_with_the_next_publish(desk: Desk) -> None:
+    job_id = await desk.submit()
+    job = await desk.claim()
+    await desk.scripts.cancel(job_id, retention_ms=60_000)
+    job.log.append(1, "a", None)
+    desk.publisher.mark_dirty(job)
+    await desk.publisher.flushed()
+    assert desk.cancelled == [job]
+
+
+async def test_an_outage_is_ridden_out_while_the_lease_lasts_and_ends_the_job_after(
+    desk: Desk, monkeypatch
+) -> None:
+    job_id = await desk.submit()
+    job = await desk.claim()
+    publish, outage = desk.scripts.publish, True
+
+    async def broken(*args, **kwargs):
+        if outage:
+            raise ServerLost("cut off")
+        return await publish(*args, **kwargs)
+
+    monkeypatch.setattr(desk.scripts, "publish", broken)
+    job.log.append(1, "a", None)
+    desk.publisher.mark_dirty(job)
+    await asyncio.sleep(0.2)
+    assert desk.lost == []
+    outage = False
+    await desk.publisher.flushed()
+    assert len(await desk.events(job_id)) == 1
+
+    outage = True
+    job.log.append(2, "b", None)
+    desk.publisher.mark_dirty(job)
+    await asyncio.sleep(LEASE_S + 0.7)
+    assert [lost for lost, _ in desk.lost] == [job]
+    assert "lease ended" in desk.lost[0][1]
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+async def test_leases_are_renewed_unless_the_engine_is_stuck(desk: Desk, stuck: bool) -> None:
+    await desk.submit()
+    job = await desk.claim()
+    keeper = LeaseKeeper(
+        desk.scripts,
+        "w1",
+        desk.jobs,
+        lease_s=LEASE_S,
+        retention_s=60,
+        is_stuck=lambda: stuck,
+        on_lost=desk._on_lost,
+        on_cancel=desk.cancelled.append,
+        on_deadline=desk.overdue.append,
+    )
+    task = asyncio.create_task(keeper.run())
+    await asyncio.sleep(2 * LEASE_S)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert [lost for lost, _ in desk.lost] == ([job] if stuck else [])
+
+
+async def test_a_deadline_is_reported_when_it_passes(desk: Desk) -> None:
+    await desk.submit()
+    job = await desk.claim()
+    job.deadline = time.monotonic() + 0.3
+
+    def end(job: RunningJob) -> None:
+        desk.overdue.append(job)
+        job.terminal = Terminal(FinishReason.EXPIRED)
+
+    keeper = LeaseKeeper(
+        desk.scripts,
+        "w1",
+        desk.jobs,
+        lease_s=LEASE_S,
+        retention_s=60,
+        is_stuck=lambda: False,
+        on_lost=desk._on_lost,
+        on_cancel=desk.cancelled.append,
+        on_deadline=end,
+    )
+    task = asyncio.create_task(keeper.run())
+    await asyncio.sleep(0.5)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert desk.overdue == [job]

@@ -1,0 +1,71 @@
+"""Settings come from flags and environment, and a wrong one is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferq.protocol.errors import InvalidRequestError
+from inferq.worker.command import build_parser
+from inferq.worker.settings import ENV_PREFIX, WorkerSettings, check_variable_names, load_settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
+        monkeypatch.delenv(name)
+
+
+def test_a_flag_wins_over_a_variable_and_that_over_the_default(monkeypatch) -> None:
+    monkeypatch.setenv("INFERQ_MODEL", "from-environment")
+    monkeypatch.setenv("INFERQ_LEASE_S", "7.5")
+    settings = load_settings({"model": "from-flag"})
+    assert settings.model == "from-flag"
+    assert settings.lease_s == 7.5
+    assert settings.block_size == 16
+
+
+def test_every_setting_has_a_flag_with_its_variable_in_the_help() -> None:
+    text = build_parser().format_help()
+    for name in WorkerSettings.model_fields:
+        assert f"--{name.replace('_', '-')}" in text
+        assert f"{ENV_PREFIX}{name.upper()}" in text.replace("\n", "").replace(" ", "")
+
+
+def test_flags_arrive_as_settings() -> None:
+    argv = ["--model", "m", "--no-enable-prefix-caching", "--num-kv-blocks", "64"]
+    settings = load_settings(vars(build_parser().parse_args(argv)))
+    assert settings.enable_prefix_caching is False
+    assert settings.num_kv_blocks == 64
+
+
+def test_a_missing_model_is_named() -> None:
+    with pytest.raises(InvalidRequestError, match="--model"):
+        load_settings({})
+
+
+def test_an_impossible_value_is_named_with_its_bound() -> None:
+    with pytest.raises(InvalidRequestError, match=r"--block-size.*256"):
+        load_settings({"model": "m", "block_size": "100000"})
+
+
+def test_a_misspelt_variable_is_refused_with_a_hint() -> None:
+    with pytest.raises(InvalidRequestError, match="did you mean INFERQ_MAX_MODEL_LEN"):
+        check_variable_names({"INFERQ_MAX_MODELLEN": "1"})
+
+
+def test_settings_do_not_change_once_read() -> None:
+    settings = load_settings({"model": "m"})
+    with pytest.raises(ValueError, match="frozen"):
+        settings.lease_s = 1.0
+
+
+def test_the_password_does_not_show_in_the_settings() -> None:
+    settings = load_settings({"model": "m", "redis_url": "redis://:s3cret@host/0"})
+    assert "s3cret" not in repr(settings)
+
+
+def test_the_model_goes_by_the_last_part_of_its_path() -> None:
+    assert load_settings({"model": "org/name"}).model_name == "name"
+    assert load_settings({"model": "a", "served_model_name": "b"}).model_name == "b"
