@@ -165,13 +165,14 @@ class RedisServer:
             task.exception()  # a cancelled caller leaves it unread, which asyncio would log
 
     def _connect(self, *, socket_timeout_s: float, **options: Any) -> Redis:
+        if not self._url.startswith("unix:"):
+            options["socket_keepalive"] = True
         client: Redis = Redis.from_url(
             self._url,
             protocol=2,
             decode_responses=False,
             socket_connect_timeout=min(CONNECT_TIMEOUT_S, self.timeout_s),
             socket_timeout=socket_timeout_s,
-            socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),  # `call` retries, within a time instead of a count
             **options,
         )

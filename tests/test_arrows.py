@@ -14,6 +14,7 @@ FOLDERS = ("inferq", "protocol", "producer", "worker", "kernels")
 TENSORS = {"torch", "triton", "numpy"}
 MODEL_SIDE = TENSORS | {
     "transformers", "safetensors", "tokenizers", "llguidance", "jinja2", "gguf", "tqdm",
+    "huggingface_hub",  # comes with transformers
 }  # fmt: skip
 SETTINGS = {"pydantic", "pydantic_core", "pydantic_settings", "structlog"}
 
@@ -31,9 +32,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "inferq.worker.model": (
         MODEL_SIDE, {"inferq.kernels", "inferq.protocol", "inferq.worker.engine"},
     ),
-    "inferq.worker.queue": (
-        {"redis", "msgpack"}, {"inferq.protocol"},
-    ),
+    "inferq.worker.queue": ({"redis", "msgpack", "structlog"}, {"inferq.protocol"}),
     "inferq.worker": (
         MODEL_SIDE | SETTINGS | {"redis", "msgpack"},
         {"inferq.protocol", "inferq.kernels", "inferq.version"},

@@ -81,11 +81,15 @@ def loaded_by(code: str) -> set[str]:
         "import inferq.protocol.messages, inferq.protocol.scripts",
         "import inferq.producer",
         "import inferq.cli",
-        "from inferq import AsyncClient, Client, LLM, SamplingParams",
+        "from inferq import AsyncClient, Client, SamplingParams",
     ],
 )
 def test_what_a_producer_imports_is_light(code: str) -> None:
     assert loaded_by(code).isdisjoint(HEAVY)
+
+
+def test_importing_the_offline_class_loads_no_model_library_yet() -> None:
+    assert loaded_by("from inferq import LLM").isdisjoint({"torch", "transformers"})
 
 
 def test_the_bare_package_loads_neither_redis_nor_msgpack() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import redis.exceptions
 
 from inferq.embedded import EmbeddedServer
 from inferq.producer import AsyncClient
-from inferq.protocol.errors import QueueFull, ServerLost, StreamExpired
+from inferq.protocol.errors import QueueFull, ResultTimeout, ServerLost, StreamExpired
 from inferq.protocol.messages import FinishReason
 
 
@@ -102,6 +103,15 @@ async def test_a_wrong_password_is_said_within_five_seconds(call: str, user: str
         assert "wrong" not in str(caught.value).replace("wrong number", "")
         async with AsyncClient(server.url) as client:
             await client.ping()
+
+
+async def test_a_server_on_a_unix_socket_is_reached(queue: str, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with EmbeddedServer(settings={"unixsocket": str(path)}):
+        async with AsyncClient(f"unix://{path}", queue) as client:
+            job = await client.submit("x")
+            with pytest.raises(ResultTimeout):
+                await job.result(timeout_s=0.1)
 
 
 async def test_a_server_out_of_memory_is_a_full_queue(queue: str) -> None:

@@ -1,0 +1,328 @@
+"""The commands about jobs: what they print, and how they exit."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from threading import Thread
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from inferq.embedded import EmbeddedServer
+from inferq.protocol.errors import ErrorInfo
+from inferq.protocol.keys import QueueKeys
+from inferq.protocol.messages import (
+    ChatMessage,
+    ChatPrompt,
+    Event,
+    FinishReason,
+    Job,
+    Terminal,
+    TextPrompt,
+    TokenPrompt,
+    Usage,
+)
+from inferq.protocol.params import SamplingParams
+from inferq.protocol.replies import ClaimedJob, PublishItem
+from inferq.protocol.scripts import QueueScripts
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+RunHere = Callable[..., tuple[int, str, str]]
+OFFSETS = {"lease_ms": 10_000, "retention_ms": 60_000}
+
+
+class Answerer:
+    """A worker on a thread of its own that answers every job `ab c`, or fails it."""
+
+    def __init__(self, url: str, queue: str) -> None:
+        self.jobs: list[Job] = []
+        self.fails = False
+        self._url = url
+        self._queue = queue
+        self._stopping = False
+        self._thread = Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+
+    def start(self) -> Answerer:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._thread.join(10)
+
+    async def _main(self) -> None:
+        async with redis.asyncio.Redis.from_url(self._url) as client:
+            scripts = QueueScripts(client, QueueKeys(self._queue))
+            while not self._stopping:
+                reply = await scripts.claim(
+                    "w",
+                    free_tokens=10**9,
+                    idle=True,
+                    max_jobs=10,
+                    max_model_len=10**6,
+                    block_size=16,
+                    max_crashes=3,
+                    **OFFSETS,
+                )
+                for claimed in reply.claimed:
+                    await self._answer(scripts, claimed)
+                await asyncio.sleep(0.01)
+
+    async def _answer(self, scripts: QueueScripts, claimed: ClaimedJob) -> None:
+        self.jobs.append(Job.decode(claimed.payload))
+        reason = FinishReason.ERROR if self.fails else FinishReason.STOP
+        info = ErrorInfo("internal_error", "it broke") if self.fails else None
+        events = (
+            (2, Event(token_ids=(7, 8), text="ab", text_ends=(1, 2)).encode()),
+            (3, Event(offset=2, token_ids=(9,), text=" c", text_ends=(2,)).encode()),
+            (3, Event(offset=3, terminal=Terminal(reason, Usage(1, 0, 3), error=info)).encode()),
+        )
+        item = PublishItem(claimed.job_id, claimed.epoch, 0, events, reason)
+        await scripts.publish("w", [item], **OFFSETS)
+
+
+@pytest.fixture
+def answerer(valkey_url: str, queue: str) -> Iterator[Answerer]:
+    worker = Answerer(valkey_url, queue).start()
+    yield worker
+    worker.stop()
+
+
+def lines(output: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+@pytest.mark.parametrize("flags", [(), ("--stream",)])
+def test_submit_prints_the_answer(run: Run, answerer: Answerer, flags: tuple[str, ...]) -> None:
+    done = run("submit", "Größe", "--max-tokens", "5", "--temperature", "0", *flags)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"ab c\n", b"")
+    (job,) = answerer.jobs
+    assert job.prompt == TextPrompt("Größe")
+    assert (job.params.max_tokens, job.params.temperature) == (5, 0.0)
+
+
+def test_every_option_reaches_the_job(run: Run, answerer: Answerer) -> None:
+    done = run(
+        "submit", "x", "--top-k", "4", "--top-p", "0.5", "--min-p", "0.1", "--seed", "3",
+        "--min-tokens", "1", "--stop", "END", "--stop", "STOP", "--stop-token-ids", "5",
+        "--include-stop-str-in-output", "--ignore-eos", "--logprobs", "2",
+        "--no-skip-special-tokens", "--metadata", "user=me", "--metadata", "a=b=c",
+        "--lane", "high", "--deadline", "60",
+    )  # fmt: skip
+    assert done.returncode == 0
+    (job,) = answerer.jobs
+    assert job.metadata == {"user": "me", "a": "b=c"}
+    params = job.params
+    assert (params.top_k, params.top_p, params.min_p, params.seed) == (4, 0.5, 0.1, 3)
+    assert (params.min_tokens, params.stop, params.stop_token_ids) == (1, ("END", "STOP"), (5,))
+    assert params.include_stop_str_in_output
+    assert params.ignore_eos
+    assert params.logprobs == 2
+    assert not params.skip_special_tokens
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prompt"),
+    [
+        (("hi", "--chat"), ChatPrompt((ChatMessage("user", "hi"),))),
+        (
+            ("hi", "--system", "be brief"),
+            ChatPrompt((ChatMessage("system", "be brief"), ChatMessage("user", "hi"))),
+        ),
+        (("1, 2 3", "--token-ids"), TokenPrompt((1, 2, 3))),
+    ],
+)
+def test_chats_and_token_ids_can_be_asked(
+    run: Run, answerer: Answerer, arguments: tuple[str, ...], prompt: Any
+) -> None:
+    assert run("submit", *arguments).returncode == 0
+    assert answerer.jobs[0].prompt == prompt
+
+
+def test_json_prints_events_or_one_result(run: Run, answerer: Answerer) -> None:
+    streamed = lines(run("submit", "x", "--stream", "--json").stdout)
+    assert [e["text"] for e in streamed] == ["ab", " c", ""]
+    assert [e["next_offset"] for e in streamed] == [2, 3, 3]
+    assert streamed[-1]["finish_reason"] == "stop"
+    assert streamed[-1]["usage"]["completion_tokens"] == 3
+    (result,) = lines(run("submit", "x", "--json").stdout)
+    assert result["outputs"][0]["text"] == "ab c"
+    assert result["outputs"][0]["token_ids"] == [7, 8, 9]
+    assert result["usage"]["prompt_tokens"] == 1
+
+
+def test_no_wait_then_result_status_and_cancel(run: Run, answerer: Answerer) -> None:
+    job_id = run("submit", "x", "--no-wait").stdout.decode().strip()
+    assert run("result", job_id).stdout == b"ab c\n"
+    assert run("result", job_id, "--from-offset", "2").stdout == b" c\n"
+    status = run("status", job_id)
+    assert b"state: done" in status.stdout
+    assert lines(run("status", job_id, "--json").stdout)[0]["finish_reason"] == "stop"
+    cancelled = run("cancel", job_id)
+    assert (cancelled.returncode, cancelled.stdout) == (0, b"finished\n")
+    (submitted,) = lines(run("submit", "y", "--no-wait", "--json").stdout)
+    assert submitted["created"] is True
+
+
+def test_the_same_idempotency_key_finds_the_first_job(run: Run) -> None:
+    first = run("submit", "x", "--no-wait", "--idempotency-key", "k").stdout
+    assert run("submit", "x", "--no-wait", "--idempotency-key", "k").stdout == first
+    other = run("submit", "y", "--no-wait", "--idempotency-key", "k")
+    assert other.returncode == 2
+    assert b"idempotency_key" in other.stderr
+
+
+def test_a_prompt_comes_from_standard_input(run: Run, answerer: Answerer) -> None:
+    assert run("submit", "-", input="Größe\n".encode()).returncode == 0
+    assert answerer.jobs[0].prompt == TextPrompt("Größe")
+
+
+def test_a_failed_job_exits_with_1_after_its_text(run: Run, answerer: Answerer) -> None:
+    answerer.fails = True
+    failed = run("submit", "x", "--stream")
+    assert (failed.returncode, failed.stdout) == (1, b"ab c\n")
+    assert b"it broke" in failed.stderr
+    assert b"Traceback" not in failed.stderr
+
+
+def test_a_cancelled_job_and_an_expired_one_exit_with_1(run: Run) -> None:
+    job_id = run("submit", "x", "--no-wait").stdout.decode().strip()
+    assert run("cancel", job_id).stdout == b"cancelled\n"
+    done = run("result", job_id)
+    assert (done.returncode, b"was cancelled" in done.stderr) == (1, True)
+    late = run("submit", "x", "--deadline", "0.1")
+    assert (late.returncode, b"expired" in late.stderr) == (1, True)
+
+
+def test_a_time_out_exits_with_4_and_the_job_goes_on(run: Run) -> None:
+    done = run("submit", "x", "--timeout", "0.2")
+    assert done.returncode == 4
+    assert b"the job itself goes on" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["result", "status", "cancel"])
+def test_an_unknown_job_exits_with_1(run: Run, command: str) -> None:
+    done = run(command, "0" * 32 + "-0")
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+    assert done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("submit", ""), b"prompt: is empty"),
+        (("submit", "x", "--temperature", "-1"), b"temperature: -1.0 is not in [0, inf)"),
+        (("submit", "x", "--top-p", "0"), b"top_p: 0.0 is not in (0, 1]"),
+        (("submit", "x", "--max-tokens", "many"), b"--max-tokens"),
+        (("submit", "x", "--lane", "urgent"), b"--lane"),
+        (("submit", "x", "--deadline", "-1"), b"deadline_s"),
+        (("submit", "x", "--not-before", "tomorrow"), b"not_before"),
+        (("submit", "x", "--metadata", "novalue"), b"metadata"),
+        (("submit", "1 x", "--token-ids"), b"prompt_token_ids"),
+        (("submit", b"\xff\xfe"), b"prompt: is not valid Unicode"),
+        (("submit", "x", "--queue", "a b"), b"queue"),
+        (("submit", "x", "--redis-url", "http://u:secret@h"), b"url"),
+        (("submit",), b"PROMPT"),
+        (("result", "nonsense"), b"job_id"),
+        (("result", "0" * 32 + "-0", "--from-offset", "-1"), b"from_offset"),
+        (("frobnicate",), b"frobnicate"),
+        ((), b"COMMAND"),
+        (("model", "import", "no-such-model"), b"no-such-model"),
+    ],
+)
+def test_bad_input_exits_with_2_and_says_what(
+    run_here: RunHere, arguments: tuple[str | bytes, ...], said: bytes
+) -> None:
+    code, _, errors = run_here(*arguments)
+    assert code == 2
+    assert said.decode() in errors
+    assert "secret" not in errors
+
+
+def test_standard_input_that_is_not_utf8_or_too_long_is_refused(run: Run) -> None:
+    latin = run("submit", "-", input="Größe".encode("latin-1"))
+    assert (latin.returncode, b"prompt: standard input is not UTF-8" in latin.stderr) == (2, True)
+    large = run("submit", "-", input=b"x" * 10_000_000)
+    assert (large.returncode, b"4194304" in large.stderr) == (2, True)
+
+
+def test_no_server_and_a_wrong_password_exit_with_3_soon(run: Run, unused_tcp_port: int) -> None:
+    started = time.monotonic()
+    gone = run("submit", "x", "--redis-url", f"redis://:secret@127.0.0.1:{unused_tcp_port}")
+    assert time.monotonic() - started < 5
+    with EmbeddedServer(password="right") as server:
+        started = time.monotonic()
+        wrong = run("submit", "x", "--redis-url", f"redis://:secret@127.0.0.1:{server.port}")
+        assert time.monotonic() - started < 5
+    for done, said in ((gone, b"cannot reach"), (wrong, b"refuses us")):
+        assert done.returncode == 3
+        assert said in done.stderr
+        assert b"secret" not in done.stderr
+        assert b"Traceback" not in done.stderr
+
+
+def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(
+    run: Run, start: Callable[..., subprocess.Popen[bytes]], wait_for_job: Callable[[], str]
+) -> None:
+    process = start("submit", "x", "--stream")
+    job_id = wait_for_job()
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert f"inferq result {job_id}".encode() in said
+    assert b"Traceback" not in said
+    assert b"state: queued" in run("status", job_id).stdout
+
+
+def test_a_closed_pipe_ends_it_quietly(answerer: Answerer, environment: dict[str, str]) -> None:
+    command = f"'{sys.executable}' -P -m inferq submit x --stream --json; echo $? >&2"
+    shell = f"({command}) | true"
+    done = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, env=environment, timeout=30, check=False
+    )
+    assert done.stderr == b"141\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(), ("submit",), ("result",), ("status",), ("cancel",), ("model", "import"), ("demo",)],
+)
+def test_help_has_examples_and_exit_codes(run_here: RunHere, command: tuple[str, ...]) -> None:
+    code, output, _ = run_here(*command, "--help")
+    assert code == 0
+    text = " ".join(output.split())
+    assert "Example" in text
+    assert f"inferq {' '.join(command)}".strip() in text
+    assert "Exit codes" in text
+
+
+def test_every_sampling_parameter_has_a_flag_with_help(run_here: RunHere) -> None:
+    _, output, _ = run_here("submit", "--help")
+    for field in dataclasses.fields(SamplingParams):
+        assert f"--{field.name.replace('_', '-')}" in output
+
+
+@pytest.fixture
+def wait_for_job(valkey_url: str, queue: str) -> Callable[[], str]:
+    def wait() -> str:
+        async def main() -> str:
+            async with redis.asyncio.Redis.from_url(valkey_url) as client, asyncio.timeout(10):
+                found: Awaitable[Any]
+                while not (found := await client.keys(f"inferq:{{{queue}.0}}:job:*")):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+                (key,) = found
+                return str(key.decode().rpartition(":")[2])
+
+        return asyncio.run(main())
+
+    return wait
