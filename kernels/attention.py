@@ -142,7 +142,11 @@ def _load(name: str, device: torch.device) -> AttentionOps:
 
         return CpuAttention()
     if name == "triton":
-        from inferq.kernels.triton_attention import TritonAttention
-
+        try:
+            from inferq.kernels.triton_attention import TritonAttention
+        except ImportError as error:
+            raise ValueError(
+                "attention form 'triton' cannot run: triton is not installed"
+            ) from error
         return TritonAttention(device)
     raise ValueError(f"attention form {name!r} is unknown: choose 'triton', 'cpu' or 'reference'")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 # Elements of a tile [heads, head_dim] written by one program. Not measured yet.
 _TILE_ELEMENTS = 2048
+_WARP_ELEMENTS = 32 * 8  # 16 bytes of a 2-byte type in each lane
 
 
 @triton.jit
@@ -51,6 +52,19 @@ def _kv_write_kernel(
     tl.store(target + kv_part_stride, value.to(kv_ptr.dtype.element_ty), mask=mask)
 
 
+def kv_write_constants(kv_heads: int, head_dim: int, block_size: int) -> dict[str, int]:
+    """Give the compile-time constants and launch options of the kernel for a cache."""
+    dim_tile = triton.next_power_of_2(head_dim)
+    heads_tile = min(triton.next_power_of_2(kv_heads), max(1, _TILE_ELEMENTS // dim_tile))
+    return {
+        "BLOCK_SIZE": block_size,
+        "HEAD_DIM": head_dim,
+        "HEADS_TILE": heads_tile,
+        "DIM_TILE": dim_tile,
+        "num_warps": max(1, min(4, heads_tile * dim_tile // _WARP_ELEMENTS)),
+    }
+
+
 def kv_write(key: Tensor, value: Tensor, kv_layer: Tensor, slot_mapping: Tensor) -> None:
     """Store key and value [T, kv_heads, head_dim] at their slots; slot -1 is skipped."""
     if key.stride(-1) != 1 or value.stride(-1) != 1 or kv_layer.stride(-1) != 1:
@@ -58,9 +72,8 @@ def kv_write(key: Tensor, value: Tensor, kv_layer: Tensor, slot_mapping: Tensor)
     tokens, kv_heads, head_dim = key.shape
     if tokens == 0:
         return
-    dim_tile = triton.next_power_of_2(head_dim)
-    heads_tile = min(triton.next_power_of_2(kv_heads), max(1, _TILE_ELEMENTS // dim_tile))
-    _kv_write_kernel[(tokens, triton.cdiv(kv_heads, heads_tile))](
+    constants = kv_write_constants(kv_heads, head_dim, kv_layer.shape[2])
+    _kv_write_kernel[(tokens, triton.cdiv(kv_heads, constants["HEADS_TILE"]))](
         key,
         value,
         kv_layer,
@@ -74,8 +87,5 @@ def kv_write(key: Tensor, value: Tensor, kv_layer: Tensor, slot_mapping: Tensor)
         kv_layer.stride(2),
         kv_layer.stride(3),
         kv_heads,
-        BLOCK_SIZE=kv_layer.shape[2],
-        HEAD_DIM=head_dim,
-        HEADS_TILE=heads_tile,
-        DIM_TILE=dim_tile,
+        **constants,
     )

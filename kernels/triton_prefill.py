@@ -29,7 +29,7 @@ _TILES = {
 }
 # Bytes of a padded head from which all tiles are masked: the loop without a mask, beside the other,
 # spills registers there.
-_MASK_ALL_BYTES = 1024
+_MASK_ALL_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
