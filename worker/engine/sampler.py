@@ -126,19 +126,20 @@ def _draw(below_highest: Tensor, draw: _Draw) -> Tensor:
 
 def _draw_from_all(scores: Tensor, draw: _Draw) -> Tensor:
     """Draw from whole rows, without ranking them; min_p may still drop tokens."""
-    noisy = scores + draw.noise(None, scores.shape[1])
+    noisy = draw.noise(None, scores.shape[1]).add_(scores)
     noisy.masked_fill_(scores < draw.min_p.log()[:, None], -torch.inf)
     return noisy.argmax(dim=1)
 
 
 def _draw_from_best(scores: Tensor, draw: _Draw) -> Tensor:
-    """Draw from the most likely tokens; rows for which the first candidates may not do go again."""
+    """Draw from the most likely tokens; rows that may need more go again."""
     size = scores.shape[1]
     count = _num_candidates(draw, size)
     tokens, is_done = _draw_from_ranking(scores, draw, count)
-    if count < size and not bool(is_done.all()):
+    while count < size and not bool(is_done.all()):
+        count = min(8 * count, size)
         rows = torch.nonzero(~is_done).flatten()
-        tokens[rows], _ = _draw_from_ranking(scores[rows], draw.rows(rows), size)
+        tokens[rows], is_done[rows] = _draw_from_ranking(scores[rows], draw.rows(rows), count)
     return tokens
 
 

@@ -184,6 +184,23 @@ def test_candidates_give_what_ranking_everything_gives(
         assert sampled.token_ids[row] == best
 
 
+@pytest.mark.parametrize("temperature", [0.05, 0.3, 1.0, 5.0])
+@pytest.mark.parametrize("min_p", [0.0, 0.1])
+def test_a_draw_from_whole_rows_is_the_highest_noisy_score(
+    temperature: float, min_p: float
+) -> None:
+    torch.manual_seed(2)
+    rows, size = 64, 2000
+    logits = torch.randn(rows, size) * 3
+    params = SamplingParams(seed=3, temperature=temperature, min_p=min_p)
+    sampled = Sampler(size).sample(logits.clone(), batch_of([params] * rows, list(range(rows))))
+    key = [torch.full((rows,), value) for value in (3, 0)]
+    noise = gumbel_noise(*key, torch.arange(rows), vocab_size=size)
+    scores = (logits - logits.amax(dim=1, keepdim=True)) / np.float32(temperature)
+    scores[scores < (math.log(min_p) if min_p else -math.inf)] = -math.inf
+    assert sampled.token_ids == (scores + noise).argmax(dim=1).tolist()
+
+
 def test_the_most_likely_tokens_are_ordered_by_score_then_id() -> None:
     torch.manual_seed(0)
     scores = torch.randint(0, 6, (50, 40)).float()
