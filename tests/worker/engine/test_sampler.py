@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,15 @@ from inferq.kernels.gumbel import gumbel_noise
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.ranking import most_likely
 from inferq.worker.engine.sampler import Sampler, SamplingBatch
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small rows gain nothing from threads, and lose much beside other processes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def batch_of(

@@ -1,7 +1,7 @@
 """Tiny models with random weights, made by transformers, and a driver for our decoder."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,15 @@ TINY = {
 }
 
 MakeModel = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny products gain nothing from threads, and lose much beside other processes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
