@@ -54,7 +54,7 @@ class _Gather:
 class _DecodeChunk:
     """Decodes of similar length, padded to the same number of pages."""
 
-    rows: Tensor  # int64 [C]: query rows
+    rows: Tensor | slice  # int64 [C]: query rows; a slice where they follow each other
     gather: _Gather
     mask: Tensor  # float32 [C, 1, 1, L]
 
@@ -184,11 +184,11 @@ def _plan_work(batch: AttentionBatch, window: int | None, chunk_tokens: int) -> 
     decodes = [index for index in range(batch.num_decodes) if lens[index] > 0]
     spans = {index: _page_span(lens[index], 1, window, batch.block_size) for index in decodes}
     chunks = tuple(
-        _decode_chunk(batch, members, spans, window)
+        _decode_chunk(batch, members, [lens[member] for member in members], spans, window)
         for members in _chunk_members(spans, max(1, chunk_tokens // batch.block_size))
     )
     prefills = tuple(
-        _prefill_work(batch, index, starts[index], window)
+        _prefill_work(batch, index, lens[index], starts[index], window)
         for index in range(batch.num_decodes, len(lens))
         if lens[index] > 0 and batch.query_lens[index] > 0
     )
@@ -224,11 +224,15 @@ def _chunk_members(spans: dict[int, range], chunk_pages: int) -> list[list[int]]
 
 
 def _decode_chunk(
-    batch: AttentionBatch, members: list[int], spans: dict[int, range], window: int | None
+    batch: AttentionBatch,
+    members: list[int],
+    seq_lens: list[int],
+    spans: dict[int, range],
+    window: int | None,
 ) -> _DecodeChunk:
     pages = len(spans[members[0]])
     index = torch.tensor(members)
-    lens = torch.tensor([batch.total_lens[member] for member in members])[:, None]
+    lens = torch.tensor(seq_lens)[:, None]
     first_pages = torch.tensor([spans[member].start for member in members])[:, None]
     columns = first_pages + torch.arange(pages)  # [C, pages]
     columns.clamp_(max=batch.block_tables.shape[1] - 1)
@@ -238,14 +242,23 @@ def _decode_chunk(
     if window is not None:
         visible &= positions >= lens - window
     return _DecodeChunk(
-        rows=index,
+        rows=_as_rows(members),
         gather=_Gather(tables.flatten(), torch.nonzero(~visible.flatten()).flatten()),
         mask=_additive(visible)[:, None, None, :],
     )
 
 
-def _prefill_work(batch: AttentionBatch, index: int, row: int, window: int | None) -> _Prefill:
-    seq_len, query_len = batch.total_lens[index], batch.query_lens[index]
+def _as_rows(members: list[int]) -> Tensor | slice:
+    first, count = members[0], len(members)
+    if members == list(range(first, first + count)):
+        return slice(first, first + count)
+    return torch.tensor(members)
+
+
+def _prefill_work(
+    batch: AttentionBatch, index: int, seq_len: int, row: int, window: int | None
+) -> _Prefill:
+    query_len = batch.query_lens[index]
     span = _page_span(seq_len, query_len, window, batch.block_size)
     base = span.start * batch.block_size
     first = seq_len - query_len  # the position of the first query row
@@ -327,16 +340,19 @@ def _sdpa(
     """Attend [B, heads, rows, head_dim] to [B, kv_heads, L, head_dim]; mask None: causal."""
     if soft_cap is not None:
         return _soft_capped(query, keys, values, mask, scale, soft_cap)
-    keys, values = keys.to(query.dtype), values.to(query.dtype)
-    return functional.scaled_dot_product_attention(
-        query,
-        keys,
-        values,
+    # torch's float16 attention is slow on CPUs: 3.0 ms for 8 decodes at context 512 (9 heads, one
+    # thread), 0.6 ms when widened.
+    dtype = torch.float32 if query.dtype == torch.float16 else query.dtype
+    result = functional.scaled_dot_product_attention(
+        query.to(dtype),
+        keys.to(dtype),
+        values.to(dtype),
         attn_mask=mask,
         is_causal=mask is None,
         scale=scale,
         enable_gqa=query.shape[1] != keys.shape[1],
     )
+    return result.to(query.dtype)
 
 
 def _soft_capped(

@@ -15,7 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferq.kernels.triton_pages import cached_rows, dot_precision, scaled_scores, softmax_step
+from inferq.kernels.triton_pages import (
+    FP_FUSION,
+    cached_rows,
+    dot_precision,
+    scaled_scores,
+    softmax_step,
+)
 
 # (padded head_dim, bytes of a cache element) -> (tokens in a tile, warps, stages). Not measured
 # yet; 128 tokens and 8 warps are IBM's choice for decodes on an H100 (arXiv 2511.11581).
@@ -193,6 +199,7 @@ def decode_constants(
         "D": dim_tile,
         "num_warps": warps,
         "num_stages": stages,
+        **FP_FUSION,
     }
 
 
@@ -261,4 +268,5 @@ def decode_attention(
             WINDOW=window is not None,
             S=_REDUCE_SPLITS,
             D=constants["D"],
+            **FP_FUSION,
         )

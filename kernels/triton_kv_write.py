@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inferq.kernels.triton_pages import FP_FUSION
+
 # Elements of a tile [heads, head_dim] written by one program. Not measured yet.
 _TILE_ELEMENTS = 2048
 _WARP_ELEMENTS = 32 * 8  # 16 bytes of a 2-byte type in each lane
@@ -62,6 +64,7 @@ def kv_write_constants(kv_heads: int, head_dim: int, block_size: int) -> dict[st
         "HEADS_TILE": heads_tile,
         "DIM_TILE": dim_tile,
         "num_warps": max(1, min(4, heads_tile * dim_tile // _WARP_ELEMENTS)),
+        **FP_FUSION,
     }
 
 

@@ -9,6 +9,9 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
+# Said at every launch: Triton 3.10 changes the default, 3.9 warns of it.
+FP_FUSION = {"enable_fp_fusion": True}
+
 
 @triton.jit
 def cached_rows(

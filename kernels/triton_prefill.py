@@ -15,7 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferq.kernels.triton_pages import cached_rows, dot_precision, scaled_scores, softmax_step
+from inferq.kernels.triton_pages import (
+    FP_FUSION,
+    cached_rows,
+    dot_precision,
+    scaled_scores,
+    softmax_step,
+)
 
 # (padded head_dim, bytes of a cache element) -> (query rows, keys in a tile, warps, stages).
 # Not measured yet; the largest that spill no registers on sm_80, sm_90 and sm_100.
@@ -193,6 +199,7 @@ def prefill_constants(
         "D": dim_tile,
         "num_warps": warps,
         "num_stages": stages,
+        **FP_FUSION,
     }
 
 

@@ -1,7 +1,7 @@
 """Ragged batches over a poisoned paged cache, for every form of attention."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -62,6 +62,15 @@ class PagedCase:
 
 
 MakeCase = Callable[..., PagedCase]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Keep the reference's many tiny products from waiting for a second thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from inferq.kernels import triton_decode, triton_kv_write, triton_prefill  # noqa: E402
+from inferq.kernels.triton_pages import FP_FUSION  # noqa: E402
 
 # Shared memory that one block may use, in bytes (CUDA C++ Programming Guide, compute capabilities).
 SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
@@ -41,6 +42,7 @@ def compile_kernel(
 ) -> Any:
     """Compile as the launcher would for aligned tensors of a dtype."""
     options |= {name: constants[name] for name in ("num_warps", "num_stages") if name in constants}
+    options |= FP_FUSION
     values = {name: constants[name] for name in kernel.arg_names if name in constants}
     signature = {name: _type(name, values, TYPE_NAMES[dtype]) for name in kernel.arg_names}
     aligned = {
