@@ -25,6 +25,7 @@ from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine, TokenOutput
 from inferq.worker.engine.sequence import EngineRequest
 from inferq.worker.frames import encode_error, encode_logprobs, pack, unpack
+from inferq.worker.model.host_threads import share_cores
 
 #: Exit status when the parent went away, and when the model could not be loaded.
 EXIT_ORPHANED: Final = 70
@@ -180,7 +181,8 @@ def main(connection: Connection) -> int:
     [options] = unpack(connection.recv_bytes())
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
     logging.getLogger("inferq").setLevel(options.pop("log_level").upper())
-    from inferq.worker.factory import load_engine  # imports torch: after the settings are checked
+    share_cores()  # before torch is imported
+    from inferq.worker.factory import load_engine
 
     try:
         config = EngineConfig(**options)

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from tqdm.auto import tqdm
 
-from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.errors import InvalidRequestError, MissingExtraError
 from inferq.protocol.messages import (
     ChatMessage,
     ChatPrompt,
@@ -30,7 +30,7 @@ from inferq.worker.engine.request import prepare_request
 from inferq.worker.engine.sequence import EngineRequest
 from inferq.worker.engine.stats import EngineStats
 from inferq.worker.engine.tokenizer import Tokenizer
-from inferq.worker.factory import load_engine
+from inferq.worker.model.host_threads import share_cores
 from inferq.worker.model.hub import find_model_folder
 from inferq.worker.model.model_store import resolve_model
 from inferq.worker.outputs import CompletionOutput, RequestOutput, describe_logprobs
@@ -74,6 +74,11 @@ class LLM:
                 raise InvalidRequestError(
                     f"is not an option of LLM; there are {', '.join(sorted(known))}", field=name
                 )
+        share_cores()
+        try:
+            from inferq.worker.factory import load_engine  # imports torch
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("worker", error.name or "torch") from None
         folder = find_model_folder(resolve_model(model))
         config = EngineConfig(model=str(folder), **options)
         self._engine = load_engine(config)

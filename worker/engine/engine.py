@@ -103,9 +103,9 @@ class Engine:
         """Compute one batch and return what is new; nothing to do returns nothing.
 
         A request whose logits are not finite ends with an error, and the others' step is repeated.
-        Any other exception of the runner's is passed on. The step then counts as not run, its blocks stay
-        with their sequences and the books balance; whether the device can still be trusted, only
-        the caller knows.
+        Any other exception of the runner's is passed on. The step then counts as not run, its
+        blocks stay with their sequences and the books balance; whether the device can still be
+        trusted, only the caller knows.
         """
         plan, rejected = self._scheduler.schedule()
         self._reject(rejected)
