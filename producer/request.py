@@ -21,7 +21,8 @@ from inferq.protocol.messages import (
     TextPrompt,
     TokenPrompt,
 )
-from inferq.protocol.params import SamplingParams, check_utf8
+from inferq.protocol.param_checks import check_utf8
+from inferq.protocol.params import SamplingParams
 from inferq.protocol.scripts import MAX_KEY_BYTES
 
 #: One message of a chat: a map with `role` and `content`, or the message itself.

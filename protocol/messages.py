@@ -30,7 +30,8 @@ from inferq.protocol.errors import (
     ProtocolVersionError,
 )
 from inferq.protocol.keys import partition_of
-from inferq.protocol.params import SamplingParams, check_utf8
+from inferq.protocol.param_checks import check_utf8
+from inferq.protocol.params import SamplingParams
 
 PROTOCOL_VERSION: Final = 1
 #: Most bytes of a prompt's text, or of all its chat messages together.

@@ -5,18 +5,38 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.param_checks import (
+    check_boolean,
+    check_integer,
+    check_number,
+    check_optional_integer,
+    strings,
+    token_biases,
+    token_ids,
+)
+from inferq.protocol.structured import StructuredOutputs
 
 #: Below this temperature sampling is greedy (as in vLLM).
 GREEDY_TEMPERATURE: Final = 1e-5
 MAX_SEED: Final = 2**63 - 1
+#: Most outputs, candidates or beams of one request.
+MAX_OUTPUTS: Final = 128
 #: Most stop strings or stop token ids of one request.
 MAX_STOPS: Final = 64
 #: Longest stop string, in characters.
-MAX_STOP_LENGTH: Final = 1024
-#: Most alternatives per position in `logprobs`.
+MAX_STOP_LENGTH: Final = 256
+#: Most bad words of one request, and their longest, in characters.
+MAX_BAD_WORDS: Final = 64
+MAX_BAD_WORD_LENGTH: Final = 256
+#: Most entries of `logit_bias`; OpenAI's bound of each bias.
+MAX_BIASES: Final = 1024
+MAX_BIAS: Final = 100.0
+#: Most entries of `allowed_token_ids`: a whole vocabulary of any model in use.
+MAX_ALLOWED: Final = 2**18
+#: Most alternatives per position in `logprobs`, besides -1, which is the whole vocabulary.
 MAX_LOGPROBS: Final = 20
 #: Largest `max_tokens` and `min_tokens`: beyond any context length in use.
 MAX_TOKENS_LIMIT: Final = 2**24
@@ -29,26 +49,60 @@ class SamplingParams:
     Names and meaning follow vLLM's class of the same name. Raises `InvalidRequestError`, which
     names the field and the limit, on any value out of range.
 
+    Outputs
+    - `n`: outputs to return. `best_of`: outputs to generate, of which the `n` with the highest
+      sum of log-probabilities are returned, best first.
+    - `beam_width`: search with this many beams instead of sampling, and return the best `n`;
+      `length_penalty` and `early_stopping` as in transformers.
+    - `seed`: same seed, same tokens, whatever the batch; None draws one at submission.
+
+    Choice of a token, in this order
+    - `allowed_token_ids`: only these. `structured_outputs`: only what keeps the form.
+    - `bad_words`: never these texts. `min_tokens`: no end before this many tokens.
+    - `logit_bias`: added to the logits of these tokens, in [-100, 100].
+    - `repetition_penalty`: divides the positive and multiplies the negative logits of tokens in
+      prompt or output. `presence_penalty`, `frequency_penalty`: subtracted once, or once for each
+      time, from the logits of tokens in the output; in [-2, 2].
     - `temperature`: 0 is greedy, as is anything below 1e-5.
+    - `min_p`: drop tokens less likely than `min_p` times the most likely, in [0, 1].
     - `top_k`: keep the k most likely tokens; 0 or -1 keeps all.
     - `top_p`: of those, keep the smallest set whose probability reaches p, in (0, 1].
-    - `min_p`: drop tokens less likely than `min_p` times the most likely, in [0, 1].
-    - `seed`: same seed, same tokens, whatever the batch; None draws one at submission.
+
+    Ends
     - `max_tokens`: most tokens to generate; None goes on to the end of the context.
-    - `min_tokens`: no end token or stop string counts before this many.
     - `stop`: strings that end the text (a string or a list); the text ends before the earliest.
     - `stop_token_ids`: tokens that end the text, besides the model's own end tokens.
     - `include_stop_str_in_output`: keep the stop string in the text.
     - `ignore_eos`: go on past the model's end tokens.
-    - `logprobs`: return this many most likely tokens per position (and the chosen one).
+
+    Reports and text
+    - `logprobs`: this many most likely tokens per position and the chosen one, from the raw
+      logits; -1 is all. `prompt_logprobs`: the same for the prompt's tokens.
+    - `truncate_prompt_tokens`: keep only the last so many tokens of the prompt; -1 keeps what the
+      context can hold.
+    - `detokenize`: False returns token ids without text.
     - `skip_special_tokens`: leave special tokens out of the text.
+    - `spaces_between_special_tokens`: False removes the space that some tokenizers put between
+      two special tokens.
     """
 
+    n: int = 1
+    best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    seed: int | None = None
+    allowed_token_ids: list[int] | tuple[int, ...] = ()
+    structured_outputs: StructuredOutputs | None = None
+    bad_words: str | list[str] | tuple[str, ...] = ()
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
     stop: str | list[str] | tuple[str, ...] = ()
@@ -56,31 +110,112 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    detokenize: bool = True
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, 0.0, math.inf)
-        _integer("top_k", self.top_k, -1, 2**31 - 1)
-        _number("top_p", self.top_p, 0.0, 1.0, above_low=True)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        if self.seed is not None:
-            _integer("seed", self.seed, 0, MAX_SEED)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)
-        _integer("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT)
+        self._normalize()
+        self._check_ranges()
+        self._check_outputs()
+        if self.beam_width is not None:
+            self._check_beams()
+        elif self.length_penalty != 1.0 or self.early_stopping is not False:
+            field = "length_penalty" if self.length_penalty != 1.0 else "early_stopping"
+            raise InvalidRequestError("belongs to beam search; set beam_width", field=field)
+        if self.stop and not self.detokenize:
+            raise InvalidRequestError(
+                "needs the text that detokenize=False leaves out", field="stop"
+            )
+
+    def _normalize(self) -> None:
+        """Turn lists and maps into tuples, checked, so that equal parameters are equal."""
+        normalized = {
+            "stop": strings("stop", self.stop, most=MAX_STOPS, longest=MAX_STOP_LENGTH),
+            "bad_words": strings(
+                "bad_words", self.bad_words, most=MAX_BAD_WORDS, longest=MAX_BAD_WORD_LENGTH
+            ),
+            "stop_token_ids": token_ids("stop_token_ids", self.stop_token_ids, most=MAX_STOPS),
+            "allowed_token_ids": token_ids(
+                "allowed_token_ids", self.allowed_token_ids, most=MAX_ALLOWED
+            ),
+            "logit_bias": token_biases(
+                "logit_bias", self.logit_bias, most=MAX_BIASES, bound=MAX_BIAS
+            ),
+        }
+        for name, value in normalized.items():
+            object.__setattr__(self, name, value)
+        form = self.structured_outputs
+        if form is not None and not isinstance(form, StructuredOutputs):
+            object.__setattr__(self, "structured_outputs", StructuredOutputs.from_wire(form))
+
+    def _check_ranges(self) -> None:
+        check_number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above_low=True)
+        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_number("temperature", self.temperature, 0.0, math.inf)
+        check_integer("top_k", self.top_k, -1, 2**31 - 1)
+        check_number("top_p", self.top_p, 0.0, 1.0, above_low=True)
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_optional_integer("seed", self.seed, 0, MAX_SEED)
+        check_optional_integer("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)
+        check_integer("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"{self.min_tokens} is more than max_tokens ({self.max_tokens})",
                 field="min_tokens",
                 limit=self.max_tokens,
             )
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError("must be true or false", field=name)
-        object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
+        check_optional_integer("logprobs", self.logprobs, -1, MAX_LOGPROBS)
+        check_optional_integer("prompt_logprobs", self.prompt_logprobs, -1, MAX_LOGPROBS)
+        check_optional_integer(
+            "truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_TOKENS_LIMIT
+        )
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequestError(
+                "must be -1 or at least 1, not 0", field="truncate_prompt_tokens", limit=1
+            )
+        for name in _BOOLEANS:
+            check_boolean(name, getattr(self, name))
+
+    def _check_outputs(self) -> None:
+        check_integer("n", self.n, 1, MAX_OUTPUTS)
+        check_optional_integer("best_of", self.best_of, 1, MAX_OUTPUTS)
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequestError(
+                f"{self.best_of} is less than n ({self.n})", field="best_of", limit=self.n
+            )
+        if self.beam_width is None and self.is_greedy and self.num_candidates > 1:
+            field = "n" if self.n > 1 else "best_of"
+            raise InvalidRequestError(
+                "greedy sampling has one output only; raise the temperature or use beam_width",
+                field=field,
+                limit=1,
+            )
+
+    def _check_beams(self) -> None:
+        check_integer("beam_width", self.beam_width, 1, MAX_OUTPUTS)
+        check_number("length_penalty", self.length_penalty, -100.0, 100.0)
+        if self.early_stopping not in (True, False, "never"):
+            raise InvalidRequestError("must be true, false or 'never'", field="early_stopping")
+        assert self.beam_width is not None
+        if self.n > self.beam_width:
+            raise InvalidRequestError(
+                f"{self.n} is more than beam_width ({self.beam_width})",
+                field="n",
+                limit=self.beam_width,
+            )
+        unsuited = {"best_of": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        if self.temperature != 1.0 and not self.is_greedy:
+            unsuited["temperature"] = 1.0
+        for name, neutral in unsuited.items():
+            value = getattr(self, name)
+            if value != neutral and not (name == "top_k" and value == -1):
+                raise InvalidRequestError(
+                    "does not go with beam search, which does not sample", field=name
+                )
 
     @property
     def is_greedy(self) -> bool:
@@ -88,10 +223,26 @@ class SamplingParams:
         return self.temperature < GREEDY_TEMPERATURE
 
     @property
+    def num_candidates(self) -> int:
+        """Outputs to generate, of which `n` are returned."""
+        return self.beam_width or self.best_of or self.n
+
+    @property
+    def publishes_at_end(self) -> bool:
+        """Whether outputs are known only at the end: the best ones are chosen then."""
+        return self.beam_width is not None or self.num_candidates > self.n
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop`, always as a tuple."""
         assert isinstance(self.stop, tuple)
         return self.stop
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias`, always as pairs in the order of the token ids."""
+        assert isinstance(self.logit_bias, tuple)
+        return self.logit_bias
 
     def to_wire(self) -> dict[str, Any]:
         """The parameters that differ from their defaults, by name."""
@@ -99,7 +250,7 @@ class SamplingParams:
         for f in fields(self):
             value = getattr(self, f.name)
             if value != f.default:
-                wire[f.name] = list(value) if isinstance(value, tuple) else value
+                wire[f.name] = _plain(value)
         return wire
 
     @classmethod
@@ -118,68 +269,16 @@ class SamplingParams:
         return cls(**wire)
 
 
-def _number(field: str, value: object, low: float, high: float, *, above_low: bool = False) -> None:
-    bound = f"{'(' if above_low else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidRequestError(
-            f"must be a finite number in {bound}, not {value!r}", field=field, limit=bound
-        )
-    if not low <= value <= high or (above_low and value == low):
-        raise InvalidRequestError(f"{value} is not in {bound}", field=field, limit=bound)
+_BOOLEANS: Final = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
 
 
-def _integer(field: str, value: object, low: int, high: int) -> None:
-    bound = f"[{low}, {high}]"
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(
-            f"must be a whole number in {bound}, not {value!r}", field=field, limit=bound
-        )
-    if not low <= value <= high:
-        raise InvalidRequestError(f"{value} is not in {bound}", field=field, limit=bound)
-
-
-def _stop_strings(stop: object) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else stop
-    if strings is None:
-        return ()
-    if not isinstance(strings, (list, tuple)):
-        raise InvalidRequestError("must be a string or a list of strings", field="stop")
-    if len(strings) > MAX_STOPS:
-        raise InvalidRequestError(
-            f"{len(strings)} strings are more than {MAX_STOPS}", field="stop", limit=MAX_STOPS
-        )
-    for s in strings:
-        if not isinstance(s, str) or not s:
-            raise InvalidRequestError("every stop must be a string that is not empty", field="stop")
-        if len(s) > MAX_STOP_LENGTH:
-            raise InvalidRequestError(
-                f"a stop of {len(s)} characters is longer than {MAX_STOP_LENGTH}",
-                field="stop",
-                limit=MAX_STOP_LENGTH,
-            )
-        check_utf8("stop", s)
-    return tuple(strings)
-
-
-def _stop_token_ids(ids: object) -> tuple[int, ...]:
-    if ids is None:
-        return ()
-    if not isinstance(ids, (list, tuple)):
-        raise InvalidRequestError("must be a list of token ids", field="stop_token_ids")
-    if len(ids) > MAX_STOPS:
-        raise InvalidRequestError(
-            f"{len(ids)} ids are more than {MAX_STOPS}", field="stop_token_ids", limit=MAX_STOPS
-        )
-    for token_id in ids:
-        _integer("stop_token_ids", token_id, 0, 2**31 - 1)
-    return tuple(ids)
-
-
-def check_utf8(field: str, text: str) -> bytes:
-    """Return `text` in UTF-8; raise `InvalidRequestError` where it holds lone surrogates."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(
-            f"is not valid Unicode (a lone surrogate at character {error.start})", field=field
-        ) from None
+def _plain(value: object) -> object:
+    if isinstance(value, StructuredOutputs):
+        return value.to_wire()
+    return list(value) if isinstance(value, tuple) else value

@@ -34,6 +34,8 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for every field of `SamplingParams`; what is not given stays out of the result."""
     group = parser.add_argument_group("sampling")
     for field in dataclasses.fields(SamplingParams):
+        if field.name not in _HELP:
+            continue
         flag = "--" + field.name.replace("_", "-")
         text = _HELP[field.name]
         options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}

@@ -202,6 +202,16 @@ def make_job(**fields: Any) -> Job:
     return Job(**(defaults | fields))
 
 
+LARGEST_PARAMS = SamplingParams(
+    stop=["s" * 256] * 64,
+    stop_token_ids=[2**31 - 1] * 64,
+    bad_words=["b" * 256] * 64,
+    allowed_token_ids=[2**31 - 1] * 2**18,
+    logit_bias={2**31 - 1 - i: 0.5 for i in range(1024)},
+    structured_outputs={"regex": "r" * 64 * 1024},
+)
+
+
 def test_the_largest_parts_allowed_fit_in_a_job() -> None:
     tokens = TokenPrompt((messages.MAX_TOKEN_ID,) * messages.MAX_PROMPT_TOKENS)
     chat = ChatPrompt((ChatMessage("r" * 256, "x" * (messages.MAX_PROMPT_BYTES // 4096)),) * 4096)
@@ -209,7 +219,7 @@ def test_the_largest_parts_allowed_fit_in_a_job() -> None:
         job = Job(
             new_job_id(),
             prompt,
-            SamplingParams(stop=["s" * 1024] * 64, stop_token_ids=[2**31 - 1] * 64),
+            LARGEST_PARAMS,
             "m" * 256,
             {f"{n:01024}": "v" * 1024 for n in range(32)},
         )

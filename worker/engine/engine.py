@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.worker.engine.block_pool import BlockPool
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.ends import End, end_of
-from inferq.worker.engine.plan import ModelRunner, SampledToken, StepPlan
+from inferq.worker.engine.plan import ModelRunner, SampledToken, SequenceResult, StepPlan
 from inferq.worker.engine.request_checks import check_request
 from inferq.worker.engine.runner_errors import NonFiniteLogitsError
 from inferq.worker.engine.scheduler import Rejection, Scheduler
@@ -21,9 +21,13 @@ from inferq.worker.engine.stats import EngineStats
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """What one step added to one request; the last one has a finish reason, and only that one.
+    """What one step added to one output of a request.
 
-    `stop_reason` is the token of `stop_token_ids` that ended it. `error` goes with reason `error`.
+    The last one of an output has a finish reason, and only that one; the last one of the request
+    has `request_finished`. `stop_reason` is the token of `stop_token_ids` that ended the output,
+    `error` goes with reason `error`. `cumulative_logprob` sums the raw log-probabilities of the
+    output so far, where they are known. `prompt_logprobs` come once, with output 0's first token:
+    an entry for each prompt token, None for the first.
     """
 
     request_id: str
@@ -33,6 +37,10 @@ class TokenOutput:
     stop_reason: int | None = None
     num_cached_tokens: int = 0
     error: ErrorInfo | None = None
+    index: int = 0
+    cumulative_logprob: float | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    request_finished: bool = False
 
 
 class Engine:
@@ -110,12 +118,16 @@ class Engine:
         plan, rejected = self._scheduler.schedule()
         self._reject(rejected)
         try:
-            tokens = self._execute(plan)
+            results = self._execute(plan)
         except NonFiniteLogitsError as error:
             self._fail(error)
-            return self._collect([], ())
-        sequences = self._scheduler.update(plan, tokens)
-        return self._collect(sequences, tokens)
+            return self._collect(())
+        self._scheduler.update(plan, results)
+        return self._collect(
+            (item.sequence, token)
+            for item, result in zip(plan.scheduled, results, strict=True)
+            for token in result.samples
+        )
 
     def live_sequences(self) -> tuple[Sequence, ...]:
         """Return the waiting and running sequences, to look at."""
@@ -146,7 +158,7 @@ class Engine:
             request_id = sequence.request_id
             del self._sequences[request_id]
             self._uncomputed[request_id] = TokenOutput(
-                request_id, finish_reason=FinishReason.ERROR, error=error
+                request_id, finish_reason=FinishReason.ERROR, error=error, request_finished=True
             )
 
     def _fail(self, error: NonFiniteLogitsError) -> None:
@@ -154,24 +166,22 @@ class Engine:
         for request_id in error.request_ids:
             self.abort(request_id)
             self._uncomputed[request_id] = TokenOutput(
-                request_id, finish_reason=FinishReason.ERROR, error=info
+                request_id, finish_reason=FinishReason.ERROR, error=info, request_finished=True
             )
 
-    def _execute(self, plan: StepPlan) -> SequenceOf[SampledToken]:
+    def _execute(self, plan: StepPlan) -> SequenceOf[SequenceResult]:
         if not plan.scheduled:
             return ()
         if self._on_step is not None:
             self._on_step(plan)
-        tokens = self._runner.execute(plan)
+        results = self._runner.execute(plan)
         self._num_steps += 1
-        return tokens
+        return results
 
-    def _collect(
-        self, sequences: list[Sequence], tokens: SequenceOf[SampledToken]
-    ) -> list[TokenOutput]:
+    def _collect(self, sampled: Iterable[tuple[Sequence, SampledToken]]) -> list[TokenOutput]:
         outputs = list(self._uncomputed.values())
         self._uncomputed.clear()
-        for sequence, token in zip(sequences, tokens, strict=True):
+        for sequence, token in sampled:
             end = end_of(sequence, self._eos_token_ids, self._max_length)
             outputs.append(_output(sequence, token, end))
             if end is not None:
@@ -188,4 +198,5 @@ def _output(sequence: Sequence, token: SampledToken | None, end: End | None) -> 
         None if end is None else end.finish_reason,
         None if end is None else end.stop_reason,
         sequence.num_cached_tokens,
+        request_finished=end is not None,
     )

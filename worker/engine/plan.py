@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from inferq.protocol.messages import TokenLogprob
 from inferq.worker.engine.sequence import Sequence
@@ -14,11 +14,13 @@ from inferq.worker.engine.sequence import Sequence
 class ScheduledSequence:
     """Compute `token_ids[num_computed_tokens : num_computed_tokens + num_tokens]` of `sequence`.
 
-    Its block table already covers these tokens.
+    Its block table already covers these tokens. If it `samples`, one token is sampled for each
+    child index of `children` from the last row's logits; empty stands for the sequence's own.
     """
 
     sequence: Sequence
     num_tokens: int
+    children: tuple[int, ...] = ()
 
     @property
     def samples(self) -> bool:
@@ -27,11 +29,26 @@ class ScheduledSequence:
         return sequence.num_computed_tokens + self.num_tokens == len(sequence.token_ids)
 
 
+class BlockCopy(NamedTuple):
+    """Copy the KV of all layers from one block to another."""
+
+    source: int
+    target: int
+
+
 @dataclass(slots=True)
 class StepPlan:
-    """One step's work: sequences with one token to compute (`num_decodes` of them) come first."""
+    """One step's work: sequences with one token to compute (`num_decodes` of them) come first.
+
+    Before anything is computed, `swap_out` moves blocks from the device to the host's pool,
+    `swap_in` from the host's pool to the device (never both in one step), and `block_copies` on
+    the device, in this order.
+    """
 
     scheduled: list[ScheduledSequence]
+    swap_out: list[BlockCopy] = field(default_factory=list)
+    swap_in: list[BlockCopy] = field(default_factory=list)
+    block_copies: list[BlockCopy] = field(default_factory=list)
     num_decodes: int = field(init=False)
     #: Tokens to compute in all.
     num_tokens: int = field(init=False)
@@ -44,14 +61,41 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The next token of one sequence, and its log-probability if the request asked for it."""
+    """The next token of one sequence.
+
+    `logprob` is what the request asked to see; `chosen_logprob` the raw log-probability of the
+    token, where the request asked for logprobs or its outputs are ranked.
+    """
 
     token_id: int
     logprob: TokenLogprob | None = None
+    chosen_logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamCandidates:
+    """The likeliest next tokens of one beam, twice as many as there are beams, best first."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """What a step brought to one scheduled sequence.
+
+    `samples` has a token for each of its `children` if it samples, `candidates` takes their place
+    in beam search. `prompt_logprobs` are those of the prompt's tokens after each prompt position
+    computed in this step, if the request asked for them.
+    """
+
+    samples: tuple[SampledToken, ...] = ()
+    candidates: BeamCandidates | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class ModelRunner(Protocol):
-    """Whoever computes a plan: it writes the planned tokens' KV, then samples."""
+    """Whoever computes a plan: it moves blocks, writes the planned tokens' KV, then samples."""
 
-    def execute(self, plan: StepPlan) -> SequenceOf[SampledToken]:
-        """Return one token for each scheduled sequence that `samples`, in the plan's order."""
+    def execute(self, plan: StepPlan) -> SequenceOf[SequenceResult]:
+        """Return one result for each scheduled sequence, in the plan's order."""

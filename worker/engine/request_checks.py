@@ -4,14 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Final
 
 from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.sequence import EngineRequest
+
+_DEFAULTS: Final = SamplingParams()
+#: Parameters that the engine does not serve yet.
+UNSUPPORTED: Final = (
+    "n",
+    "best_of",
+    "beam_width",
+    "allowed_token_ids",
+    "structured_outputs",
+    "bad_words",
+    "logit_bias",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+    "detokenize",
+    "spaces_between_special_tokens",
+)
 
 
 def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int) -> None:
     """Raise `InvalidRequestError`, naming field and limit, for what can never be served."""
     prompt, params = request.prompt_token_ids, request.params
+    for name in UNSUPPORTED:
+        if getattr(params, name) != getattr(_DEFAULTS, name):
+            raise InvalidRequestError("is not supported by this version", field=name)
     if not prompt:
         raise InvalidRequestError("is empty", field="prompt_token_ids", limit=1)
     if len(prompt) >= max_model_len:

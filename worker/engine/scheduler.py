@@ -10,7 +10,7 @@ from typing import NamedTuple
 from inferq.protocol.errors import ErrorCode, ErrorInfo
 from inferq.worker.engine.block_pool import BlockPool, PrefixMatch
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.plan import SampledToken, ScheduledSequence, StepPlan
+from inferq.worker.engine.plan import ScheduledSequence, SequenceResult, StepPlan
 from inferq.worker.engine.sequence import Sequence, SequenceStatus
 from inferq.worker.engine.sequence_queue import SequenceQueue
 
@@ -67,16 +67,13 @@ class Scheduler:
         rejected = [] if draft.lacks_blocks else self._admit_waiting(draft)
         return draft.plan(), rejected
 
-    def update(self, plan: StepPlan, sampled: SequenceOf[SampledToken]) -> list[Sequence]:
-        """Record a computed plan; return the sequences that got a token, in the plan's order."""
-        sampling = [item.sequence for item in plan.scheduled if item.samples]
-        if len(sampling) != len(sampled):
-            raise RuntimeError(f"{len(sampling)} tokens wanted, the runner gave {len(sampled)}")
-        for item in plan.scheduled:
+    def update(self, plan: StepPlan, results: SequenceOf[SequenceResult]) -> None:
+        """Record a computed plan and its results."""
+        for item, result in zip(plan.scheduled, results, strict=True):
+            if item.samples != bool(result.samples):
+                raise RuntimeError(f"{item}: the runner gave {result}")
             self._advance(item.sequence, item.num_tokens)
-        for sequence, token in zip(sampling, sampled, strict=True):
-            sequence.token_ids.append(token.token_id)
-        return sampling
+            item.sequence.token_ids.extend(token.token_id for token in result.samples)
 
     def finish(self, sequence: Sequence) -> None:
         """End a waiting or running sequence; its blocks are free at once."""

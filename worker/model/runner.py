@@ -11,7 +11,7 @@ from torch import Tensor
 from inferq.kernels.attention import attention_ops
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.plan import SampledToken, StepPlan
+from inferq.worker.engine.plan import SampledToken, SequenceResult, StepPlan
 from inferq.worker.engine.runner_errors import NonFiniteLogitsError
 from inferq.worker.engine.sampler import Sampler
 from inferq.worker.model.config import ModelConfig
@@ -60,19 +60,23 @@ class DecoderRunner:
         )
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> list[SampledToken]:
+    def execute(self, plan: StepPlan) -> list[SequenceResult]:
         """Compute the plan's tokens and sample; raise `NonFiniteLogitsError` for broken rows."""
         step = self._inputs.build(plan)
         logits = self._decoder.forward(
             step.token_ids, step.positions, step.batch, self._kv_cache, step.rows
         )
         if not step.sampled:
-            return []
+            return [SequenceResult() for _ in plan.scheduled]
         samples = self._sampler.sample(logits, step.sampling)
         if samples.non_finite_rows:
             failed = (step.sampled[row].request_id for row in samples.non_finite_rows)
             raise NonFiniteLogitsError(tuple(dict.fromkeys(failed)))
-        return list(map(SampledToken, samples.token_ids, samples.logprobs))
+        sampled = map(SampledToken, samples.token_ids, samples.logprobs)
+        return [
+            SequenceResult((next(sampled),)) if item.samples else SequenceResult()
+            for item in plan.scheduled
+        ]
 
 
 def load_runner(config: EngineConfig) -> DecoderRunner:

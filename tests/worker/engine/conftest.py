@@ -11,7 +11,7 @@ from inferq.protocol.messages import FinishReason
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine, TokenOutput
-from inferq.worker.engine.plan import SampledToken, StepPlan
+from inferq.worker.engine.plan import SampledToken, SequenceResult, StepPlan
 from inferq.worker.engine.sequence import EngineRequest, Sequence
 
 VOCAB_SIZE = 61
@@ -43,18 +43,18 @@ class SimulatedRunner:
         self.fail_next = False
         self._states: dict[Sequence, list[int]] = {}
 
-    def execute(self, plan: StepPlan) -> list[SampledToken]:
+    def execute(self, plan: StepPlan) -> list[SequenceResult]:
         if self.fail_next:
             self.fail_next = False
             raise OSError("the device fell off the bus")
         contexts = [self._read_context(item.sequence) for item in plan.scheduled]
-        sampled = []
+        results = []
         for item, state in zip(plan.scheduled, contexts, strict=True):
             state = self._write(item.sequence, item.num_tokens, state)
-            if item.samples:
-                sampled.append(SampledToken(_next_token(state)))
+            tokens = (SampledToken(_next_token(state)),) if item.samples else ()
+            results.append(SequenceResult(tokens))
         self.computed_tokens += plan.num_tokens
-        return sampled
+        return results
 
     def _read_context(self, sequence: Sequence) -> int:
         size, states = self.block_size, self._expected(sequence)

@@ -8,7 +8,7 @@ from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.plan import SampledToken
+from inferq.worker.engine.plan import SampledToken, SequenceResult
 from inferq.worker.engine.runner_errors import NonFiniteLogitsError
 from inferq.worker.engine.sequence import EngineRequest
 
@@ -417,7 +417,8 @@ def test_known_devices_are_accepted(device):
 def test_logprobs_are_passed_on_with_their_tokens(simulation, monkeypatch):
     sim = simulation(8)
     logprob = TokenLogprob(-0.5, ((7, -0.5), (9, -1.5)))
-    monkeypatch.setattr(sim.runner, "execute", lambda plan: [SampledToken(7, logprob)])
+    result = SequenceResult((SampledToken(7, logprob),))
+    monkeypatch.setattr(sim.runner, "execute", lambda plan: [result])
     sim.engine.add_request(
         EngineRequest(
             request_id="a", prompt_token_ids=(3,), params=SamplingParams(seed=0, logprobs=2)

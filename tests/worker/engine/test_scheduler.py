@@ -268,5 +268,5 @@ def test_a_wrong_number_of_tokens_from_the_runner_is_an_error(simulation, monkey
     sim = simulation(8)
     sim.add("a", [3] * 4, max_tokens=4)
     monkeypatch.setattr(sim.runner, "execute", lambda plan: [])
-    with pytest.raises(RuntimeError, match="1 tokens wanted, the runner gave 0"):
+    with pytest.raises(ValueError, match="shorter than argument"):
         sim.step()
