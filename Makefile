@@ -46,7 +46,7 @@ typecheck: setup
 	@MYPYPATH=build/typing $(BIN)/mypy --config-file pyproject.toml -p inferq
 
 bench: setup ## Run the short set of benchmarks
-	@$(BIN)/python benchmarks/throughput.py
+	@$(BIN)/python benchmarks/throughput.py --work W1,W2,W3w --reps 1
 
 clean: ## Remove what the build and the tools left
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
