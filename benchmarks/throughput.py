@@ -10,6 +10,7 @@ figures taken on a busy machine say nothing.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -90,7 +91,7 @@ def measure(engine: Engine, name: str, work: Workload) -> dict[str, Any]:
         gaps = [
             1e3 * (after - before)
             for emitted in times
-            for before, after in zip(emitted, emitted[1:], strict=False)
+            for before, after in itertools.pairwise(emitted)
         ]
         figures |= {
             "ttft_p50_ms": statistics.median(ttft),
