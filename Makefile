@@ -14,10 +14,10 @@ help: ## Show the targets
 
 setup: $(STAMP) ## Create .venv and install everything (quick when nothing changed)
 
-$(STAMP): pyproject.toml inferq/version.py
+$(STAMP): pyproject.toml constraints.txt inferq/version.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: setup ## Start embedded Valkey and a worker, and stream one answer through the queue
