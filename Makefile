@@ -20,9 +20,11 @@ $(STAMP): pyproject.toml constraints.txt inferq/version.py
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+# By the environment and unexpanded, so that any character of a prompt arrives as it is.
+export PROMPT_TEXT := $(value PROMPT)
+
 demo: setup ## Start embedded Valkey and a worker, and stream one answer through the queue
-	@$(BIN)/inferq demo $(if $(PROMPT),--prompt "$$PROMPT")
-export PROMPT
+	@$(BIN)/inferq demo --prompt "$$PROMPT_TEXT"
 
 test: setup ## Run the tests
 	@$(BIN)/python -m pytest
