@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from inferq.protocol.errors import ErrorCode, ErrorInfo, InvalidRequestError
+from inferq.protocol.errors import ErrorInfo, InvalidRequestError
 from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.worker.engine.block_pool import BlockPool
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.ends import End, end_of
 from inferq.worker.engine.plan import ModelRunner, SampledToken, SequenceResult, StepPlan
 from inferq.worker.engine.request_checks import check_request
-from inferq.worker.engine.runner_errors import NonFiniteLogitsError
+from inferq.worker.engine.runner_errors import FailedRequestsError
 from inferq.worker.engine.scheduler import Rejection, Scheduler
 from inferq.worker.engine.sequence import EngineRequest, Sequence
 from inferq.worker.engine.stats import EngineStats
@@ -110,7 +110,7 @@ class Engine:
     def step(self) -> list[TokenOutput]:
         """Compute one batch and return what is new; nothing to do returns nothing.
 
-        A request whose logits are not finite ends with an error, and the others' step is repeated.
+        A request that the runner names as failed ends with its error; the others' step is repeated.
         Any other exception of the runner's is passed on. The step then counts as not run, its
         blocks stay with their sequences and the books balance; whether the device can still be
         trusted, only the caller knows.
@@ -119,7 +119,7 @@ class Engine:
         self._reject(rejected)
         try:
             results = self._execute(plan)
-        except NonFiniteLogitsError as error:
+        except FailedRequestsError as error:
             self._fail(error)
             return self._collect(())
         self._scheduler.update(plan, results)
@@ -161,9 +161,8 @@ class Engine:
                 request_id, finish_reason=FinishReason.ERROR, error=error, request_finished=True
             )
 
-    def _fail(self, error: NonFiniteLogitsError) -> None:
-        info = ErrorInfo(ErrorCode.INTERNAL, "the model's logits are not finite")
-        for request_id in error.request_ids:
+    def _fail(self, error: FailedRequestsError) -> None:
+        for request_id, info in error.failed.items():
             self.abort(request_id)
             self._uncomputed[request_id] = TokenOutput(
                 request_id, finish_reason=FinishReason.ERROR, error=info, request_finished=True
