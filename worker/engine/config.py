@@ -10,6 +10,7 @@ from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.params import MAX_SEED
 
 DTYPES: Final = ("auto", "float32", "float16", "bfloat16")
+PREEMPTION_MODES: Final = ("auto", "recompute", "swap")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 _MAX_COUNT: Final = 2**31 - 1
 
@@ -31,6 +32,12 @@ class EngineConfig:
     - `max_num_seqs`: most sequences that run at once.
     - `max_num_batched_tokens`: most tokens computed in one step.
     - `enable_prefix_caching`: reuse the KV blocks of equal prefixes.
+    - `long_prefill_token_threshold`: most tokens of one prompt computed in one step; 0 is no limit.
+    - `preemption_mode`: how a sequence gives way when blocks run out: `recompute` drops its blocks,
+      `swap` moves them to host memory (recompute where that is full), `auto` does what costs less.
+    - `swap_space`: host memory for swapped blocks, in GiB; None is 4 on CUDA and 0 on the CPU.
+    - `num_swap_blocks`: number of those blocks, instead of what `swap_space` holds.
+    - `enforce_eager`: capture no CUDA graphs.
     - `seed`: for offline requests without one of their own.
     """
 
@@ -45,6 +52,11 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
+    long_prefill_token_threshold: int = 0
+    preemption_mode: str = "auto"
+    swap_space: float | None = None
+    num_swap_blocks: int | None = None
+    enforce_eager: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -70,8 +82,14 @@ class EngineConfig:
                 field="max_num_batched_tokens",
                 limit=self.max_num_seqs,
             )
-        if not isinstance(self.enable_prefix_caching, bool):
-            _refuse("enable_prefix_caching", self.enable_prefix_caching, "true or false")
+        _check_count("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        if self.preemption_mode not in PREEMPTION_MODES:
+            _refuse("preemption_mode", self.preemption_mode, " or ".join(PREEMPTION_MODES))
+        _check_optional_size("swap_space", self.swap_space)
+        _check_optional_count("num_swap_blocks", self.num_swap_blocks, 0)
+        for name in ("enable_prefix_caching", "enforce_eager"):
+            if not isinstance(getattr(self, name), bool):
+                _refuse(name, getattr(self, name), "true or false")
         _check_count("seed", self.seed, 0, MAX_SEED)
 
 
@@ -92,3 +110,11 @@ def _check_count(field: str, value: object, low: int, high: int = _MAX_COUNT) ->
 def _check_share(field: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
         _refuse(field, value, "a number in (0, 1]")
+
+
+def _check_optional_size(field: str, value: object) -> None:
+    if value is None:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value < 2**20:  # type: ignore[operator]
+        _refuse(field, value, "a number of GiB, at least 0")

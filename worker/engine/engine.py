@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 
 from inferq.protocol.errors import ErrorInfo, InvalidRequestError
-from inferq.protocol.messages import FinishReason, TokenLogprob
+from inferq.protocol.messages import FinishReason
 from inferq.worker.engine.block_pool import BlockPool
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.ends import End, end_of
@@ -17,30 +16,10 @@ from inferq.worker.engine.runner_errors import FailedRequestsError
 from inferq.worker.engine.scheduler import Rejection, Scheduler
 from inferq.worker.engine.sequence import EngineRequest, Sequence
 from inferq.worker.engine.stats import EngineStats
+from inferq.worker.engine.token_output import TokenOutput
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
-    """What one step added to one output of a request.
-
-    The last one of an output has a finish reason, and only that one; the last one of the request
-    has `request_finished`. `stop_reason` is the token of `stop_token_ids` that ended the output,
-    `error` goes with reason `error`. `cumulative_logprob` sums the raw log-probabilities of the
-    output so far, where they are known. `prompt_logprobs` come once, with output 0's first token:
-    an entry for each prompt token, None for the first.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-    num_cached_tokens: int = 0
-    error: ErrorInfo | None = None
-    index: int = 0
-    cumulative_logprob: float | None = None
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-    request_finished: bool = False
+__all__ = ["Engine", "TokenOutput"]
 
 
 class Engine:

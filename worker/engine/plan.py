@@ -94,6 +94,16 @@ class SequenceResult:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerSpeeds:
+    """What it costs to compute or to move KV, measured: decides how to preempt."""
+
+    prefill_tokens_per_s: float
+    #: One way between the device and the host's pool.
+    swap_bytes_per_s: float
+    block_bytes: int
+
+
 class ModelRunner(Protocol):
     """Whoever computes a plan: it moves blocks, writes the planned tokens' KV, then samples."""
 

@@ -57,7 +57,8 @@ def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int
     if not math.isfinite(request.arrival):
         raise InvalidRequestError(f"{request.arrival} is not a time", field="arrival")
     _check_vocabulary("prompt_token_ids", prompt, vocab_size)
-    _check_vocabulary("output_token_ids", request.output_token_ids, vocab_size)
+    for output in request.resumed:
+        _check_vocabulary("resumed", output.token_ids, vocab_size)
     _check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
 
 

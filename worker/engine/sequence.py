@@ -9,11 +9,20 @@ from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.prefix_chain import PrefixChain
 
 
+@dataclass(frozen=True, slots=True)
+class ResumedOutput:
+    """What an earlier run published of one output; `is_finished`: its end was published too."""
+
+    token_ids: tuple[int, ...] = ()
+    is_finished: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """One request in token ids, checked by `Engine.add_request`.
 
-    `output_token_ids` are the tokens that an earlier run published: generation goes on after them.
+    `resumed` has what an earlier run published of each output, by index; generation goes on after
+    it, and outputs beyond it start anew. `output_token_ids` stands for a single resumed output.
     Requests are served by `priority` (lower is more urgent), then `arrival` (any one clock), then
     `request_id`. Requests with different `cache_salt` never share a prefix. `params.seed` is set.
     """
@@ -22,9 +31,14 @@ class EngineRequest:
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     output_token_ids: tuple[int, ...] = ()
+    resumed: tuple[ResumedOutput, ...] = ()
     priority: int = 0
     arrival: float = 0.0
     cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        if self.output_token_ids and not self.resumed:
+            object.__setattr__(self, "resumed", (ResumedOutput(self.output_token_ids),))
 
 
 class SequenceStatus(Enum):
@@ -63,7 +77,9 @@ class Sequence:
         self.request_id = request.request_id
         self.child_index = child_index
         self.params = request.params
-        self.token_ids = [*request.prompt_token_ids, *request.output_token_ids]
+        self.token_ids = [*request.prompt_token_ids]
+        if child_index < len(request.resumed):
+            self.token_ids += request.resumed[child_index].token_ids
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
         #: Prompt tokens found in the prefix cache when the sequence first ran.

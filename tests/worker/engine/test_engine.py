@@ -304,9 +304,7 @@ def test_an_id_is_unique_while_it_lives_and_free_afterwards(simulation):
         pytest.param([3] * 40, {}, "prompt_token_ids", "40 tokens .* 32 tokens", id="too long"),
         pytest.param([3, 61], {}, "prompt_token_ids", "61 is not in the vocabulary of 61", id="id"),
         pytest.param([3, -1], {}, "prompt_token_ids", "-1 is not in the vocabulary", id="negative"),
-        pytest.param(
-            [3], {"output_token_ids": (99,)}, "output_token_ids", "99 is not in", id="output id"
-        ),
+        pytest.param([3], {"output_token_ids": (99,)}, "resumed", "99 is not in", id="output id"),
         pytest.param(
             [3],
             {"stop_token_ids": [5, 999999], "min_tokens": 4},
@@ -400,6 +398,13 @@ def test_stats_count_what_happened(simulation):
         ("max_num_seqs", True),
         ("max_num_batched_tokens", 255),
         ("enable_prefix_caching", 1),
+        ("long_prefill_token_threshold", -1),
+        ("preemption_mode", "drop"),
+        ("swap_space", -1.0),
+        ("swap_space", float("nan")),
+        ("swap_space", True),
+        ("num_swap_blocks", -1),
+        ("enforce_eager", 0),
         ("seed", -1),
     ],
 )
