@@ -7,6 +7,8 @@ only: never torch, transformers or settings, so that every client can afford it.
 - `params`    `SamplingParams`, checked where it is made
 - `keys`      every Redis key name, once
 - `messages`  the job and event messages, with bounded decoding
+- `output_log`  the outputs of one job as they grow, and the events made of them
+- `wire`      msgpack maps, read with every type checked
 - `digest`    what tells whether two submissions ask for the same thing
 - `replies`   what the scripts are asked and answer
 - `scripts`   one `.lua` file per atomic operation, loaded and called by name

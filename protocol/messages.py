@@ -4,10 +4,12 @@ Payloads are msgpack maps with the short keys below. Unknown keys are ignored, s
 be added; an unknown major version is refused. Every size is checked while decoding.
 
 Job:    v version, id, p prompt (str: text, list of ints: token ids), m chat messages (instead of
-        p), s sampling parameters by name, n model name, md metadata, t submission time (ms)
+        p), s sampling parameters by name, n model name, md metadata, cs cache salt, t submission
+        time (ms)
 Event:  i output index, o offset of the first token within that output, t token ids, x text,
         e end of each token's share of x (only when there are several tokens), l logprobs
-        [[logprob, [[token id, logprob], …]], …], f finish reason and r stop reason of this output,
+        [[logprob, [[token id, logprob], …]], …], pl those of the prompt's tokens (null for the
+        first), f finish reason and r stop reason of this output, c its summed log-probability,
         end (the terminal event only): f finish reason, p, h and c the prompt, cached and completion
         tokens, q, pf and d the ms queued, in prefill and in decode, a attempts,
         er [code, message, field, limit]
@@ -15,13 +17,11 @@ Event:  i output index, o offset of the first token within that output, t token 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Final
-
-import msgpack
 
 from inferq.protocol.errors import (
     DecodeError,
@@ -32,6 +32,7 @@ from inferq.protocol.errors import (
 from inferq.protocol.keys import partition_of
 from inferq.protocol.param_checks import check_utf8
 from inferq.protocol.params import SamplingParams
+from inferq.protocol.wire import pack, pairs, typed, unpack
 
 PROTOCOL_VERSION: Final = 1
 #: Most bytes of a prompt's text, or of all its chat messages together.
@@ -44,6 +45,8 @@ MAX_NAME_BYTES: Final = 256
 MAX_METADATA_ITEMS: Final = 32
 #: Most bytes of one metadata key or value.
 MAX_METADATA_BYTES: Final = 1024
+#: Most bytes of a cache salt.
+MAX_SALT_BYTES: Final = 256
 #: Most bytes of an encoded job; above what its parts may add up to.
 MAX_JOB_BYTES: Final = 8 * 2**20
 #: Most bytes of an encoded event.
@@ -131,7 +134,10 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request for tokens, as it waits in a lane. `created_ms` is the producer's clock."""
+    """One request for tokens, as it waits in a lane. `created_ms` is the producer's clock.
+
+    Jobs with different `cache_salt` never share cached KV blocks; it does not change the answer.
+    """
 
     id: str
     prompt: Prompt
@@ -139,9 +145,11 @@ class Job:
     model: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     created_ms: int = 0
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         partition_of(self.id)
+        check_cache_salt(self.cache_salt)
         if self.model is not None:
             _check_name("model", self.model)
         _check_metadata(self.metadata)
@@ -162,8 +170,10 @@ class Job:
             wire["n"] = self.model
         if self.metadata:
             wire["md"] = dict(self.metadata)
+        if self.cache_salt is not None:
+            wire["cs"] = self.cache_salt
         wire["t"] = self.created_ms
-        return _pack(wire)
+        return pack(wire)
 
     @classmethod
     def decode(cls, payload: bytes) -> Job:
@@ -172,17 +182,18 @@ class Job:
         Raises `DecodeError` for bytes that are no job, `ProtocolVersionError` for an unknown major
         version, and `InvalidRequestError` for a job that asks for what is not allowed.
         """
-        wire = _unpack(payload, MAX_JOB_BYTES)
+        wire = unpack(payload, MAX_JOB_BYTES)
         if wire.get("v") != PROTOCOL_VERSION:
             raise ProtocolVersionError(wire.get("v"), PROTOCOL_VERSION)
         try:
             return cls(
-                id=_typed(wire, "id", str),
+                id=typed(wire, "id", str),
                 prompt=_decode_prompt(wire),
-                params=SamplingParams.from_wire(_typed(wire, "s", dict, {})),
+                params=SamplingParams.from_wire(typed(wire, "s", dict, {})),
                 model=wire.get("n"),
-                metadata=_typed(wire, "md", dict, {}),
-                created_ms=_typed(wire, "t", int, 0),
+                metadata=typed(wire, "md", dict, {}),
+                created_ms=typed(wire, "t", int, 0),
+                cache_salt=wire.get("cs"),
             )
         except (TypeError, LookupError) as error:
             raise DecodeError(f"not a job: {error}", payload) from None
@@ -214,7 +225,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts: of the prompt, of its part found in the prefix cache, of the completion."""
+    """Token counts: of the prompt, of its part found in the prefix cache, of the completion.
+
+    The completion is all outputs returned; candidates of `best_of` that were not do not count.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -248,7 +262,8 @@ class Event:
     `offset` counts tokens within output `index`. `text_ends[k]` is the end, in characters of
     `text`, of what the first k + 1 tokens contributed; text after the last of them was held back
     and is released at the end. `finish_reason` and `stop_reason` (the stop string or token id) end
-    the output, `terminal` the job.
+    the output, with its `cumulative_logprob` where that is known; `terminal` ends the job.
+    `prompt_logprobs` come with output 0's first token, one entry for each prompt token.
     """
 
     index: int = 0
@@ -260,6 +275,8 @@ class Event:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     terminal: Terminal | None = None
+    cumulative_logprob: float | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.text_ends) != len(self.token_ids):
@@ -270,16 +287,14 @@ class Event:
         if count <= 0:
             return self
         cut = self.text_ends[count - 1] if count <= len(self.text_ends) else len(self.text)
-        return Event(
-            index=self.index,
+        return replace(
+            self,
             offset=self.offset + count,
             token_ids=self.token_ids[count:],
             text=self.text[cut:],
             text_ends=tuple(end - cut for end in self.text_ends[count:]),
             logprobs=None if self.logprobs is None else self.logprobs[count:],
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-            terminal=self.terminal,
+            prompt_logprobs=None,
         )
 
     def encode(self) -> bytes:
@@ -292,40 +307,58 @@ class Event:
         if len(self.token_ids) > 1 or (self.text_ends and self.text_ends[-1] != len(self.text)):
             wire["e"] = self.text_ends
         if self.logprobs is not None:
-            wire["l"] = [[lp.logprob, lp.top] for lp in self.logprobs]
+            wire["l"] = [_encode_logprob(lp) for lp in self.logprobs]
+        if self.prompt_logprobs is not None:
+            wire["pl"] = [lp and _encode_logprob(lp) for lp in self.prompt_logprobs]
         if self.finish_reason is not None:
             wire["f"] = self.finish_reason.value
         if self.stop_reason is not None:
             wire["r"] = self.stop_reason
+        if self.cumulative_logprob is not None:
+            wire["c"] = self.cumulative_logprob
         if self.terminal is not None:
             wire["end"] = _encode_terminal(self.terminal)
-        return _pack(wire)
+        return pack(wire)
 
     @classmethod
     def decode(cls, payload: bytes) -> Event:
         """Rebuild an event; raise `DecodeError` for bytes that are none."""
-        wire = _unpack(payload, MAX_EVENT_BYTES)
+        wire = unpack(payload, MAX_EVENT_BYTES)
         try:
-            token_ids = tuple(_typed(wire, "t", list, []))
-            text = _typed(wire, "x", str, "")
+            token_ids = tuple(typed(wire, "t", list, []))
+            text = typed(wire, "x", str, "")
             ends = tuple(wire["e"]) if "e" in wire else (len(text),) * min(len(token_ids), 1)
-            logprobs = wire.get("l")
             finish = wire.get("f")
+            total = wire.get("c")
             event = cls(
-                index=_typed(wire, "i", int, 0),
-                offset=_typed(wire, "o", int, 0),
+                index=typed(wire, "i", int, 0),
+                offset=typed(wire, "o", int, 0),
                 token_ids=token_ids,
                 text=text,
                 text_ends=ends,
-                logprobs=None if logprobs is None else tuple(_decode_logprob(x) for x in logprobs),
+                logprobs=_decode_logprobs(wire.get("l")),
                 finish_reason=None if finish is None else FinishReason(finish),
                 stop_reason=wire.get("r"),
                 terminal=_decode_terminal(wire["end"]) if "end" in wire else None,
+                cumulative_logprob=None if total is None else float(total),
+                prompt_logprobs=_decode_prompt_logprobs(wire.get("pl")),
             )
             _check_event(event)
         except (TypeError, LookupError, ValueError) as error:
             raise DecodeError(f"not an event: {error}", payload) from None
         return event
+
+
+def check_cache_salt(salt: str | None) -> None:
+    """Raise `InvalidRequestError` unless the salt is absent, or text of 1 to 256 bytes."""
+    if salt is None:
+        return
+    if not isinstance(salt, str) or not salt:
+        raise InvalidRequestError("must be text that is not empty", field="cache_salt")
+    if len(check_utf8("cache_salt", salt)) > MAX_SALT_BYTES:
+        raise InvalidRequestError(
+            f"is longer than {MAX_SALT_BYTES} bytes", field="cache_salt", limit=MAX_SALT_BYTES
+        )
 
 
 def _check_prompt_bytes(name: str, size: int) -> None:
@@ -373,27 +406,37 @@ def _check_event(event: Event) -> None:
         raise ValueError("text ends must grow and stay within the text")
     if event.stop_reason is not None and not isinstance(event.stop_reason, (str, int)):
         raise ValueError("a stop reason is a string or a token id")
+    if event.logprobs is not None and len(event.logprobs) != len(event.token_ids):
+        raise ValueError("logprobs are of every token of an event, or of none")
 
 
 def _decode_prompt(wire: Mapping[str, Any]) -> Prompt:
     if ("p" in wire) == ("m" in wire):
         raise LookupError("a job has either p or m")
     if "m" in wire:
-        return ChatPrompt(tuple(ChatMessage(role, content) for role, content in _pairs(wire["m"])))
+        return ChatPrompt(tuple(ChatMessage(role, content) for role, content in pairs(wire["m"])))
     if isinstance(wire["p"], str):
         return TextPrompt(wire["p"])
-    return TokenPrompt(tuple(_typed(wire, "p", list)))
+    return TokenPrompt(tuple(typed(wire, "p", list)))
 
 
-def _pairs(rows: Any) -> Sequence[tuple[Any, Any]]:
-    if not isinstance(rows, list) or not all(isinstance(r, list) and len(r) == 2 for r in rows):
-        raise TypeError("must be a list of pairs")
-    return [(a, b) for a, b in rows]
+def _encode_logprob(entry: TokenLogprob) -> list[Any]:
+    return [entry.logprob, entry.top]
+
+
+def _decode_logprobs(wire: Any) -> tuple[TokenLogprob, ...] | None:
+    return None if wire is None else tuple(_decode_logprob(entry) for entry in wire)
+
+
+def _decode_prompt_logprobs(wire: Any) -> tuple[TokenLogprob | None, ...] | None:
+    if wire is None:
+        return None
+    return tuple(None if entry is None else _decode_logprob(entry) for entry in wire)
 
 
 def _decode_logprob(wire: Any) -> TokenLogprob:
     logprob, top = wire
-    return TokenLogprob(float(logprob), tuple((int(i), float(p)) for i, p in _pairs(top)))
+    return TokenLogprob(float(logprob), tuple((int(i), float(p)) for i, p in pairs(top)))
 
 
 def _encode_terminal(end: Terminal) -> dict[str, Any]:
@@ -417,7 +460,7 @@ def _decode_terminal(wire: Any) -> Terminal:
         raise TypeError("end must be a map")
 
     def count(key: str) -> int:
-        return int(_typed(wire, key, int, 0))
+        return int(typed(wire, key, int, 0))
 
     return Terminal(
         finish_reason=FinishReason(wire["f"]),
@@ -438,34 +481,3 @@ def _decode_error(wire: Any) -> ErrorInfo:
         name if isinstance(name, str) else None,
         limit if isinstance(limit, str) else None,
     )
-
-
-_REQUIRED: Final = object()
-
-
-def _typed(wire: Mapping[str, Any], key: str, kind: type, default: Any = _REQUIRED) -> Any:
-    value = wire.get(key, default)
-    if value is _REQUIRED:
-        raise LookupError(f"{key} is missing")
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"{key} must be {kind.__name__}, not {type(value).__name__}")
-    return value
-
-
-def _pack(wire: dict[str, Any]) -> bytes:
-    packed: bytes = msgpack.packb(wire, use_bin_type=True)
-    return packed
-
-
-def _unpack(payload: bytes, max_bytes: int) -> dict[str, Any]:
-    if len(payload) > max_bytes:
-        raise DecodeError(f"{len(payload)} bytes are more than {max_bytes}", payload)
-    try:
-        # Containers cannot hold more items than the payload has bytes; msgpack checks that, and
-        # the nesting depth, before it allocates.
-        wire = msgpack.unpackb(payload, raw=False, strict_map_key=True, use_list=True)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise DecodeError(f"not msgpack: {error}", payload) from None
-    if not isinstance(wire, dict) or not all(isinstance(key, str) for key in wire):
-        raise DecodeError("not a map with text keys", payload)
-    return wire

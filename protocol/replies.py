@@ -24,7 +24,8 @@ class ClaimedJob:
     """A job handed to a worker, which holds it as long as its lease and in this epoch only.
 
     `cost` is in tokens, `published` the number of tokens in its stream, `attempts` counts this
-    claim too. `queued_ms` is the wait before the first claim.
+    claim too. `queued_ms` is the wait before the first claim, `space` the KV tokens in whole blocks
+    that the claim counted it as.
     """
 
     job_id: str
@@ -37,11 +38,12 @@ class ClaimedJob:
     crashes: int
     deadline_in_ms: int | None
     queued_ms: int
+    space: int
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> ClaimedJob:
         """Build from the script's reply."""
-        job_id, lane, epoch, payload, cost, offset, crashes, deadline_in, queued_ms = row
+        job_id, lane, epoch, payload, cost, offset, crashes, deadline_in, waited, space = row
         return cls(
             job_id=job_id.decode(),
             lane=Lane(lane.decode()),
@@ -52,7 +54,8 @@ class ClaimedJob:
             attempts=epoch,
             crashes=crashes,
             deadline_in_ms=None if deadline_in < 0 else deadline_in,
-            queued_ms=queued_ms,
+            queued_ms=waited,
+            space=space,
         )
 
 

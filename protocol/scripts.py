@@ -197,8 +197,9 @@ class QueueScripts:
     ) -> ClaimReply:
         """Take the jobs that fit `free_tokens`, those left behind by other workers first.
 
-        A job takes its cost, at most `max_model_len`, rounded up to whole blocks. An `idle` worker
-        is given one job whatever its cost, which may be an upper bound.
+        A job takes its cost, rounded up to whole blocks; a bound that no worker has replaced by an
+        exact count counts as `max_model_len` at most. An `idle` worker is given one job whatever
+        its cost.
         """
         rows, tails, due, waiting = await self._call(
             "claim",

@@ -22,12 +22,14 @@ from inferq.protocol.errors import (
 )
 from inferq.protocol.keys import Lane, QueueKeys
 from inferq.protocol.messages import FinishReason, Job, Terminal, Timings, Usage
+from inferq.protocol.output_log import MAX_EVENT_LOGPROBS, JobLog
 from inferq.protocol.replies import ClaimedJob
 from inferq.protocol.scripts import QueueScripts
-from inferq.worker.engine.output import OutputText
 from inferq.worker.engine.request import PreparedRequest, prepare_request
 from inferq.worker.engine.tokenizer import Tokenizer
-from inferq.worker.engine_client import EngineClient, EngineInfo, EngineOutput
+from inferq.worker.engine_client import EngineClient, EngineInfo
+from inferq.worker.engine_output import EngineOutput
+from inferq.worker.generation import Generation, num_streams
 from inferq.worker.queue.publisher import Publisher
 from inferq.worker.queue.replay import read_published
 from inferq.worker.queue.running import RunningJob, RunningJobs
@@ -39,11 +41,11 @@ LANE_PRIORITY = {Lane.HIGH: -1, Lane.NORMAL: 0, Lane.LOW: 1}
 
 
 @dataclass(slots=True)
-class Generation:
-    """A job that is in the engine: its text so far, and what its usage and timings are made of."""
+class ActiveJob:
+    """A job that is in the engine: its outputs so far, and what usage and timings are made of."""
 
     job: RunningJob
-    text: OutputText
+    generation: Generation
     prompt_tokens: int
     cached_tokens: int = 0
     first_token_at: float | None = None
@@ -78,7 +80,7 @@ class Dispatcher:
         self._info = info
         self._jobs = jobs
         self._on_room = on_room
-        self._generations: dict[str, Generation] = {}
+        self._active: dict[str, ActiveJob] = {}
         self._preparations: set[asyncio.Task[None]] = set()
         self._publisher: Publisher | None = None
 
@@ -97,7 +99,7 @@ class Dispatcher:
             lane=claimed.lane,
             attempts=claimed.attempts,
             queued_ms=claimed.queued_ms,
-            reserved=self._jobs.round_up(min(claimed.cost, self._info.max_model_len)),
+            reserved=claimed.space,
             claimed_at=now,
             lease_until=now + lease_s,
             deadline=None
@@ -130,10 +132,10 @@ class Dispatcher:
                 vocab_size=self._info.vocab_size,
                 now=datetime.fromtimestamp(message.created_ms / 1000, UTC),
             )
-            if job.inherited:
-                job.log = await read_published(self._redis, self._keys, job.id, job.inherited)
+            _check_prompt_logprobs(prepared, self._info.vocab_size)
+            log = await self._read_log(job, prepared)
             if job in self._jobs and not job.is_finished:
-                await self._begin(job, prepared)
+                await self._begin(job, prepared, log, message.cache_salt or "")
         except InvalidRequestError as error:
             self._fail(job, error.info)
         except DecodeError as error:
@@ -144,41 +146,52 @@ class Dispatcher:
             logger.exception("preparing a job failed", job_id=job.id)
             self._fail(job, ErrorInfo(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}"))
 
-    async def _begin(self, job: RunningJob, prepared: PreparedRequest) -> None:
+    async def _read_log(self, job: RunningJob, prepared: PreparedRequest) -> JobLog:
+        """Return what was published of a job by others; what publishes at its end starts again."""
+        outputs = num_streams(prepared.params)
+        if not job.inherited or prepared.params.publishes_at_end:
+            return JobLog(outputs)
+        return await read_published(
+            self._redis, self._keys, job.id, total=job.inherited, num_outputs=outputs
+        )
+
+    async def _begin(
+        self, job: RunningJob, prepared: PreparedRequest, log: JobLog, cache_salt: str
+    ) -> None:
         """Hand a prepared job to the engine, or back to the queue if it does not fit after all."""
-        budget = prepared.max_tokens
-        exact = len(prepared.prompt_token_ids) + budget
-        grows_by = self._jobs.round_up(exact) - job.reserved
-        if grows_by > self._jobs.free_tokens and len(self._jobs) > 1:
+        prompt_tokens = len(prepared.prompt_token_ids)
+        candidates = prepared.params.num_candidates
+        exact = self._jobs.tokens_for(prompt_tokens, prepared.max_tokens, candidates)
+        if exact - job.reserved > self._jobs.free_tokens and len(self._jobs) > 1:
             await self.hand_back([job], cost=exact)
             return
         self._jobs.reserve(job, exact)
         self._on_room()
-        generation = Generation(
-            job=job,
-            text=OutputText(self._tokenizer, prepared.params),
-            prompt_tokens=len(prepared.prompt_token_ids),
-        )
-        # Replaying rebuilds the state; the text it releases was published with the tokens.
-        replayed = generation.text.append(job.log.token_ids)
-        self._generations[_request_id(job)] = generation
-        if replayed.stop is not None:
-            self._finish(generation, FinishReason.STOP, replayed.stop)
+        generation = Generation(self._tokenizer, prepared.params, log)
+        if not prepared.params.publishes_at_end:
+            job.log = log
+        active = ActiveJob(job, generation, prompt_tokens)
+        self._active[_request_id(job)] = active
+        if generation.is_finished:
+            self._finish(active)
             return
         self._engine.add(
             _request_id(job),
             prepared.prompt_token_ids,
-            job.log.token_ids,
             prepared.params,
-            LANE_PRIORITY[job.lane],
+            resumed=[(output.token_ids, output.is_finished) for output in log.outputs]
+            if log.total
+            else (),
+            priority=LANE_PRIORITY[job.lane],
+            cache_salt=cache_salt,
         )
         try:
             await self._scripts.recost(
                 self._worker,
                 job.id,
                 job.epoch,
-                prompt_tokens=len(prepared.prompt_token_ids),
-                budget=budget,
+                prompt_tokens=prompt_tokens,
+                budget=prepared.max_tokens * candidates,
             )
         except (ServerLost, QueueFull) as error:
             logger.warning("counters not corrected", job_id=job.id, error=str(error))
@@ -208,33 +221,27 @@ class Dispatcher:
     def receive(self, outputs: Sequence[EngineOutput]) -> None:
         """Take what the engine generated: text is made of it, and it is published."""
         for output in outputs:
-            generation = self._generations.get(output.request_id)
-            if generation is not None:
-                self._receive_one(generation, output)
+            active = self._active.get(output.request_id)
+            if active is not None:
+                self._receive_one(active, output)
 
-    def _receive_one(self, generation: Generation, output: EngineOutput) -> None:
-        job = generation.job
-        generation.cached_tokens = output.num_cached_tokens
-        if output.token_ids and generation.first_token_at is None:
-            generation.first_token_at = time.monotonic()
-        step = generation.text.append(
-            output.token_ids, ends_on_token=output.finish_reason is FinishReason.STOP
-        )
-        logprobs = output.logprobs or (None,) * len(output.token_ids)
-        for token_id, piece, logprob in zip(
-            output.token_ids, step.text_pieces, logprobs, strict=False
-        ):
-            job.log.append(token_id, piece, logprob)
-        if step.stop is not None:
-            if output.finish_reason is None:
-                self._engine.abort([output.request_id])
-            self._finish(generation, FinishReason.STOP, step.stop)
-        elif output.error is not None:
-            self._finish(generation, FinishReason.ERROR, error=output.error)
-        elif output.finish_reason is not None:
-            self._finish(generation, output.finish_reason, output.stop_reason)
-        else:
-            self._publish(job)
+    def _receive_one(self, active: ActiveJob, output: EngineOutput) -> None:
+        job = active.job
+        if output.token_ids and active.first_token_at is None:
+            active.first_token_at = time.monotonic()
+            active.cached_tokens = output.num_cached_tokens
+            job.has_started = True
+        if output.error is not None:
+            self._finish_early(active, FinishReason.ERROR, output.error)
+            return
+        generation = active.generation
+        must_tell = generation.receive(output)
+        if generation.is_finished:
+            self._finish(active, abort=not output.request_finished)
+            return
+        if must_tell:
+            self._engine.abort_output(output.request_id, output.index)
+        self._publish(job)
 
     def cancel(self, job: RunningJob) -> None:
         """End a job because its producer asked for it."""
@@ -259,14 +266,14 @@ class Dispatcher:
             job_id=job.id,
             ms=elapsed_ms,
             reason=job.terminal.finish_reason.value,
-            tokens=len(job.log.token_ids),
+            tokens=job.log.total,
         )
         self._drop(job)
 
     async def hand_back(self, jobs: Sequence[RunningJob], cost: int | None = None) -> None:
         """Give jobs back to the queue at their published offset, claimable at once."""
         for job in jobs:
-            self._stop_generating(job)
+            self._leave_engine(job)
         if self._publisher is not None:
             await self._publisher.flushed()
         held = [job for job in jobs if job in self._jobs]
@@ -276,10 +283,9 @@ class Dispatcher:
             self._drop(job)
 
     def _end_early(self, job: RunningJob, reason: FinishReason) -> None:
-        generation = self._generations.get(_request_id(job))
-        self._engine.abort([_request_id(job)])
-        if generation is not None:
-            self._finish(generation, reason)
+        active = self._active.get(_request_id(job))
+        if active is not None:
+            self._finish_early(active, reason)
         elif not job.is_finished:
             self._end(job, Terminal(finish_reason=reason, attempts=job.attempts))
 
@@ -295,39 +301,39 @@ class Dispatcher:
                 ),
             )
 
-    def _finish(
-        self,
-        generation: Generation,
-        reason: FinishReason,
-        stop_reason: str | int | None = None,
-        error: ErrorInfo | None = None,
+    def _finish(self, active: ActiveJob, *, abort: bool = False) -> None:
+        """End a job all of whose outputs have ended."""
+        self._leave_engine(active.job, abort=abort)
+        active.job.log = active.generation.result()
+        self._end(active.job, self._terminal(active, active.job.log.finish_reason))
+
+    def _finish_early(
+        self, active: ActiveJob, reason: FinishReason, error: ErrorInfo | None = None
     ) -> None:
-        job = generation.job
-        del self._generations[_request_id(job)]
+        self._leave_engine(active.job, abort=error is None)
+        active.generation.end_early(reason)
+        self._end(active.job, self._terminal(active, reason, error))
+
+    def _terminal(
+        self, active: ActiveJob, reason: FinishReason, error: ErrorInfo | None = None
+    ) -> Terminal:
+        job = active.job
         now = time.monotonic()
-        first = generation.first_token_at or now
-        job.log.tail = generation.text.finish()
-        if generation.text.stop is not None:  # it may complete in the last character released
-            reason, stop_reason = FinishReason.STOP, generation.text.stop
-        job.log.finish_reason = reason
-        job.log.stop_reason = stop_reason
-        self._end(
-            job,
-            Terminal(
-                finish_reason=reason,
-                usage=Usage(
-                    prompt_tokens=generation.prompt_tokens,
-                    cached_tokens=generation.cached_tokens,
-                    completion_tokens=len(job.log.token_ids),
-                ),
-                timings=Timings(
-                    queued_ms=job.queued_ms,
-                    prefill_ms=round((first - job.claimed_at) * 1000),
-                    decode_ms=round((now - first) * 1000),
-                ),
-                attempts=job.attempts,
-                error=error,
+        first = active.first_token_at or now
+        return Terminal(
+            finish_reason=reason,
+            usage=Usage(
+                prompt_tokens=active.prompt_tokens,
+                cached_tokens=active.cached_tokens,
+                completion_tokens=job.log.total,
             ),
+            timings=Timings(
+                queued_ms=job.queued_ms,
+                prefill_ms=round((first - job.claimed_at) * 1000),
+                decode_ms=round((now - first) * 1000),
+            ),
+            attempts=job.attempts,
+            error=error,
         )
 
     def _end(self, job: RunningJob, terminal: Terminal) -> None:
@@ -341,12 +347,12 @@ class Dispatcher:
         if job in self._jobs and job.is_dirty:
             self._publisher.mark_dirty(job)
 
-    def _stop_generating(self, job: RunningJob) -> None:
-        if self._generations.pop(_request_id(job), None) is not None:
-            self._engine.abort([_request_id(job)])
+    def _leave_engine(self, job: RunningJob, *, abort: bool = True) -> None:
+        if self._active.pop(_request_id(job), None) is not None and abort:
+            self._engine.abort(_request_id(job))
 
     def _drop(self, job: RunningJob) -> None:
-        self._stop_generating(job)
+        self._leave_engine(job)
         if self._publisher is not None:
             self._publisher.forget(job)
         self._jobs.remove(job)
@@ -363,3 +369,19 @@ def _decode(job_id: str, payload: bytes) -> Job:
     if message.id != job_id:
         raise DecodeError(f"the payload is of job {message.id}", payload)
     return message
+
+
+def _check_prompt_logprobs(prepared: PreparedRequest, vocab_size: int) -> None:
+    """Refuse prompt logprobs that no event could hold: they travel in one."""
+    wanted = prepared.params.prompt_logprobs
+    if wanted is None:
+        return
+    each = 1 + (vocab_size if wanted == -1 else wanted)
+    most = MAX_EVENT_LOGPROBS // each
+    if len(prepared.prompt_token_ids) > most:
+        raise InvalidRequestError(
+            f"{each} log-probabilities for each of {len(prepared.prompt_token_ids)} prompt tokens "
+            f"are more than one event holds; a prompt of {most} tokens may ask for so many",
+            field="prompt_logprobs",
+            limit=most,
+        )

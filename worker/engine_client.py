@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import structlog
 
-from inferq.protocol.errors import ErrorInfo, InferqError, ModelError
-from inferq.protocol.messages import FinishReason, TokenLogprob
+from inferq.protocol.errors import InferqError, ModelError
 from inferq.protocol.params import SamplingParams
-from inferq.worker.frames import decode_error, decode_logprobs, pack, unpack
+from inferq.worker.engine_output import EngineOutput
+from inferq.worker.frames import decode_output, pack, unpack
 
 logger = structlog.get_logger("inferq.engine")
 
@@ -44,19 +44,6 @@ class EngineInfo:
     def pool_tokens(self) -> int:
         """KV tokens of the whole pool."""
         return self.num_blocks * self.block_size
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOutput:
-    """What some steps brought to one request."""
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None
-    finish_reason: FinishReason | None
-    stop_reason: int | None
-    num_cached_tokens: int
-    error: ErrorInfo | None
 
 
 class EngineClient:
@@ -106,11 +93,16 @@ class EngineClient:
         self,
         request_id: str,
         prompt_token_ids: Sequence[int],
-        output_token_ids: Sequence[int],
         params: SamplingParams,
-        priority: int,
+        *,
+        resumed: Sequence[tuple[Sequence[int], bool]] = (),
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
-        """Hand a request to the engine; `output_token_ids` were generated before (resume)."""
+        """Hand a request to the engine.
+
+        `resumed` has for each output the tokens generated before, and whether they end it.
+        """
         if not self._unanswered:
             self.last_step_at = time.monotonic()
         self._unanswered.add(request_id)
@@ -119,16 +111,21 @@ class EngineClient:
                 "add",
                 request_id,
                 list(prompt_token_ids),
-                list(output_token_ids),
+                [[list(token_ids), is_finished] for token_ids, is_finished in resumed],
                 params.to_wire(),
                 priority,
+                cache_salt,
             ]
         )
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Have the engine drop requests and free their blocks at once."""
-        self._unanswered.difference_update(request_ids)
-        self._send(["abort", list(request_ids)])
+    def abort(self, request_id: str) -> None:
+        """Have the engine drop a request and free its blocks at once."""
+        self._unanswered.discard(request_id)
+        self._send(["abort", [[request_id, None]]])
+
+    def abort_output(self, request_id: str, index: int) -> None:
+        """Have the engine drop one output of a request of which others go on."""
+        self._send(["abort", [[request_id, index]]])
 
     async def wait_dead(self, timeout_s: float) -> None:
         """Wait until the process has ended, or the time is over."""
@@ -197,9 +194,9 @@ class EngineClient:
             self.steps = steps
             self.last_step_at = time.monotonic()
         self.stats = stats
-        outputs = [_decode_output(row) for row in rows]
+        outputs = [decode_output(row) for row in rows]
         self._unanswered.difference_update(
-            output.request_id for output in outputs if output.finish_reason is not None
+            output.request_id for output in outputs if output.request_finished
         )
         self.on_outputs(outputs)
 
@@ -226,16 +223,3 @@ def _launch() -> tuple[subprocess.Popen[bytes], Connection]:
 def _nobody_listens(outputs: Sequence[EngineOutput]) -> None:
     if outputs:
         raise EngineDied("the engine sent outputs before anyone listened")
-
-
-def _decode_output(row: list[Any]) -> EngineOutput:
-    request_id, token_ids, logprobs, finish, stop_reason, cached, error = row
-    return EngineOutput(
-        request_id=request_id,
-        token_ids=tuple(token_ids),
-        logprobs=decode_logprobs(logprobs),
-        finish_reason=None if finish is None else FinishReason(finish),
-        stop_reason=stop_reason,
-        num_cached_tokens=cached,
-        error=decode_error(error),
-    )

@@ -14,7 +14,6 @@ import queue
 import sys
 import threading
 import time
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -23,8 +22,9 @@ from inferq.protocol.messages import FinishReason
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine, TokenOutput
-from inferq.worker.engine.sequence import EngineRequest
-from inferq.worker.frames import encode_error, encode_logprobs, pack, unpack
+from inferq.worker.engine.sequence import EngineRequest, ResumedOutput
+from inferq.worker.engine_output import EngineOutput
+from inferq.worker.frames import encode_output, pack, unpack
 from inferq.worker.model.host_threads import share_cores
 
 #: Exit status when the parent went away, and when the model could not be loaded.
@@ -38,7 +38,7 @@ class Outbox:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._condition = threading.Condition()
-        self._outputs: dict[str, TokenOutput] = {}
+        self._outputs: dict[tuple[str, int], EngineOutput] = {}
         self._steps = 0
         self._stats: dict[str, int] = {}
         self._changed = False
@@ -47,9 +47,12 @@ class Outbox:
     def put(self, outputs: list[TokenOutput], steps: int, stats: dict[str, int]) -> None:
         """Add what one step brought."""
         with self._condition:
-            for output in outputs:
-                held = self._outputs.get(output.request_id)
-                self._outputs[output.request_id] = merge_outputs(held, output)
+            for step in outputs:
+                output = EngineOutput.of_step(step)
+                # Taken out and put back at the end: a request's last output stays its last.
+                held = self._outputs.pop((output.request_id, output.index), None)
+                merged = output if held is None else held.followed_by(output)
+                self._outputs[output.request_id, output.index] = merged
             self._steps, self._stats, self._changed = steps, stats, True
             self._condition.notify()
 
@@ -60,20 +63,10 @@ class Outbox:
                     self._condition.wait_for(lambda: self._changed)
                     outputs, self._outputs = self._outputs, {}
                     steps, stats, self._changed = self._steps, self._stats, False
-                rows = [_encode_output(output) for output in outputs.values()]
+                rows = [encode_output(output) for output in outputs.values()]
                 self._connection.send_bytes(pack(["steps", steps, rows, stats]))
         except OSError:
             os._exit(EXIT_ORPHANED)
-
-
-def merge_outputs(first: TokenOutput | None, second: TokenOutput) -> TokenOutput:
-    """Return two consecutive outputs of one request as one; `first` has not finished."""
-    if first is None:
-        return second
-    logprobs = second.logprobs
-    if first.logprobs is not None:
-        logprobs = (*first.logprobs, *(second.logprobs or ()))
-    return replace(second, token_ids=(*first.token_ids, *second.token_ids), logprobs=logprobs)
 
 
 class EngineLoop:
@@ -106,38 +99,49 @@ class EngineLoop:
             match command:
                 case ["add", *fields]:
                     self._add(*fields)
-                case ["abort", request_ids]:
-                    for request_id in request_ids:
-                        self._engine.abort(request_id)
+                case ["abort", outputs]:
+                    for request_id, index in outputs:
+                        self._abort(request_id, index)
                     self._report([])
 
     def _add(
         self,
         request_id: str,
         prompt: list[int],
-        output: list[int],
+        resumed: list[tuple[list[int], bool]],
         params: dict[str, Any],
         priority: int,
+        cache_salt: str,
     ) -> None:
         try:
             self._engine.add_request(
                 EngineRequest(
                     request_id=request_id,
                     prompt_token_ids=tuple(prompt),
-                    output_token_ids=tuple(output),
+                    resumed=tuple(ResumedOutput(tuple(ids), ended) for ids, ended in resumed),
                     params=SamplingParams.from_wire(params),
                     priority=priority,
                     arrival=time.monotonic(),
+                    cache_salt=cache_salt,
                 )
             )
         except InvalidRequestError as error:
             self._report(
                 [
                     TokenOutput(
-                        request_id=request_id, finish_reason=FinishReason.ERROR, error=error.info
+                        request_id=request_id,
+                        finish_reason=FinishReason.ERROR,
+                        error=error.info,
+                        request_finished=True,
                     )
                 ]
             )
+
+    def _abort(self, request_id: str, index: int | None) -> None:
+        if index is None:
+            self._engine.abort(request_id)
+        else:
+            self._engine.abort(request_id, index)
 
     def _report(self, outputs: list[TokenOutput]) -> None:
         stats = self._engine.stats()
@@ -162,18 +166,6 @@ class EngineLoop:
                 self._inbox.put(unpack(self._connection.recv_bytes()))
         except (EOFError, OSError):
             os._exit(EXIT_ORPHANED)
-
-
-def _encode_output(output: TokenOutput) -> list[Any]:
-    return [
-        output.request_id,
-        output.token_ids,
-        encode_logprobs(output.logprobs),
-        None if output.finish_reason is None else output.finish_reason.value,
-        output.stop_reason,
-        output.num_cached_tokens,
-        encode_error(output.error),
-    ]
 
 
 def main(connection: Connection) -> int:

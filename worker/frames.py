@@ -1,22 +1,26 @@
 """The frames between a worker's I/O side and its engine process; light, so that both can import it.
 
 to the engine    [options]                              the first frame: the engine's settings
-                 ["add", id, prompt ids, output ids, params, priority]
-                 ["abort", [id, …]]
+                 ["add", id, prompt ids, [[output ids, ended], …] (resumed), params, priority,
+                  cache salt]
+                 ["abort", [[id, output index or None for all], …]]
 from the engine  ["ready", {num_blocks, block_size, max_model_len, vocab_size}]
                  ["failed", message, field]             the model cannot be served
-                 ["steps", count, [[id, token ids, logprobs, finish reason, stop reason,
-                  cached tokens, error], …], stats]     what some steps brought, merged by backlog
+                 ["steps", count, [row, …], stats]      what some steps brought, merged by backlog
+row              [id, index, token ids, logprobs, cumulative logprobs, finish reason, stop reason,
+                  cached tokens, error, prompt logprobs, request finished]
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgpack
 
 from inferq.protocol.errors import ErrorInfo
-from inferq.protocol.messages import TokenLogprob
+from inferq.protocol.messages import FinishReason, TokenLogprob
+from inferq.worker.engine_output import EngineOutput
 
 
 def pack(frame: list[Any]) -> bytes:
@@ -31,23 +35,53 @@ def unpack(data: bytes) -> list[Any]:
     return frame
 
 
-def encode_logprobs(logprobs: tuple[TokenLogprob, ...] | None) -> list[Any] | None:
-    """Return logprobs as they stand in a `steps` row."""
-    return None if logprobs is None else [[lp.logprob, lp.top] for lp in logprobs]
+def encode_output(output: EngineOutput) -> list[Any]:
+    """Return an output as a row of a `steps` frame."""
+    error = output.error
+    return [
+        output.request_id,
+        output.index,
+        output.token_ids,
+        _encode_logprobs(output.logprobs),
+        output.cumulative_logprobs,
+        None if output.finish_reason is None else output.finish_reason.value,
+        output.stop_reason,
+        output.num_cached_tokens,
+        None if error is None else [error.code, error.message, error.field, error.limit],
+        _encode_logprobs(output.prompt_logprobs),
+        output.request_finished,
+    ]
 
 
-def decode_logprobs(rows: list[Any] | None) -> tuple[TokenLogprob, ...] | None:
-    """Rebuild the logprobs of a `steps` row."""
-    if rows is None:
+def decode_output(row: list[Any]) -> EngineOutput:
+    """Rebuild an output of a `steps` frame."""
+    (
+        request_id, index, token_ids, logprobs, totals, finish, stop_reason, cached, error, prompt,
+        request_finished,
+    ) = row  # fmt: skip
+    return EngineOutput(
+        request_id=request_id,
+        index=index,
+        token_ids=tuple(token_ids),
+        logprobs=None if logprobs is None else tuple(_decode_logprob(lp) for lp in logprobs),
+        cumulative_logprobs=None if totals is None else tuple(totals),
+        finish_reason=None if finish is None else FinishReason(finish),
+        stop_reason=stop_reason,
+        num_cached_tokens=cached,
+        error=None if error is None else ErrorInfo(*error),
+        prompt_logprobs=None
+        if prompt is None
+        else tuple(None if lp is None else _decode_logprob(lp) for lp in prompt),
+        request_finished=request_finished,
+    )
+
+
+def _encode_logprobs(logprobs: Iterable[TokenLogprob | None] | None) -> list[Any] | None:
+    if logprobs is None:
         return None
-    return tuple(TokenLogprob(lp, tuple((i, p) for i, p in top)) for lp, top in rows)
+    return [None if lp is None else [lp.logprob, lp.top] for lp in logprobs]
 
 
-def encode_error(error: ErrorInfo | None) -> list[str | None] | None:
-    """Return an error as it stands in a `steps` row."""
-    return None if error is None else [error.code, error.message, error.field, error.limit]
-
-
-def decode_error(row: list[Any] | None) -> ErrorInfo | None:
-    """Rebuild the error of a `steps` row."""
-    return None if row is None else ErrorInfo(*row)
+def _decode_logprob(row: list[Any]) -> TokenLogprob:
+    logprob, top = row
+    return TokenLogprob(logprob, tuple((token_id, value) for token_id, value in top))

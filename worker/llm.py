@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from tqdm.auto import tqdm
@@ -19,21 +19,28 @@ from inferq.protocol.messages import (
     FinishReason,
     Prompt,
     TextPrompt,
-    TokenLogprob,
     TokenPrompt,
+    check_cache_salt,
 )
+from inferq.protocol.output_log import JobLog, OutputLog
+from inferq.protocol.param_checks import check_integer
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.engine import TokenOutput
-from inferq.worker.engine.output import OutputText
 from inferq.worker.engine.request import prepare_request
 from inferq.worker.engine.sequence import EngineRequest
 from inferq.worker.engine.stats import EngineStats
 from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine_output import EngineOutput
+from inferq.worker.generation import Generation, num_streams
 from inferq.worker.model.host_threads import share_cores
 from inferq.worker.model.hub import find_model_folder
 from inferq.worker.model.model_store import resolve_model
-from inferq.worker.outputs import CompletionOutput, RequestOutput, describe_logprobs
+from inferq.worker.outputs import (
+    CompletionOutput,
+    RequestOutput,
+    describe_logprobs,
+    describe_prompt_logprobs,
+)
 
 #: One prompt as `LLM.generate` takes it.
 PromptInput = str | Sequence[int] | Mapping[str, Any]
@@ -41,16 +48,22 @@ PromptInput = str | Sequence[int] | Mapping[str, Any]
 Conversation = Sequence[Mapping[str, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """One prompt as it was given; `text` is None where it was given otherwise."""
+
+    prompt: Prompt
+    text: str | None = None
+    cache_salt: str = ""
+
+
 @dataclass(slots=True)
 class _Request:
     """One prompt under way."""
 
     output: RequestOutput
-    text: OutputText
-    wants_logprobs: bool
-    pieces: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    generation: Generation
+    params: SamplingParams
 
 
 class LLM:
@@ -101,15 +114,18 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; return the outputs in the order of the prompts.
 
-        A prompt is a string, a list of token ids, `{"prompt": …}` or `{"prompt_token_ids": …}`.
-        `sampling_params` is one for all or one each. Raises `InvalidRequestError` before anything
-        is computed if any of them cannot be served.
+        A prompt is a string, a list of token ids, `{"prompt": …}` or `{"prompt_token_ids": …}`,
+        the maps with a `cache_salt` too: prompts with different ones share no cached blocks. An
+        empty string is the model's begin-of-text token. `sampling_params` is one for all or one
+        each, `priority` one each, lower is more urgent. Raises `InvalidRequestError` before
+        anything is computed if any of them cannot be served.
         """
-        parsed = [_parse_prompt(prompt) for prompt in _as_list(prompts)]
-        return self._run(parsed, sampling_params, use_tqdm=use_tqdm)
+        inputs = [self._parse_prompt(prompt) for prompt in _as_list(prompts)]
+        return self._run(inputs, sampling_params, priority, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -121,23 +137,30 @@ class LLM:
         """Answer each conversation (a list of `{"role": …, "content": …}`), as `generate` does."""
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
-        parsed = [
-            ChatPrompt(tuple(_parse_message(message) for message in conversation))
+        inputs = [
+            _Input(ChatPrompt(tuple(_parse_message(message) for message in conversation)))
             for conversation in conversations
         ]
-        return self._run(parsed, sampling_params, use_tqdm=use_tqdm)
+        return self._run(inputs, sampling_params, None, use_tqdm=use_tqdm)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes, as if the model had just been loaded."""
+        with self._lock:
+            self._engine.reset_prefix_cache()
 
     def _run(
         self,
-        prompts: Sequence[Prompt],
+        inputs: Sequence[_Input],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priorities: Sequence[int] | None,
         *,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        params = _params_for(prompts, sampling_params)
+        params = _params_for(inputs, sampling_params)
+        ranks = _priorities_for(inputs, priorities)
         with self._lock:
-            pairs = zip(prompts, params, strict=True)
-            requests = [self._prepare(prompt, each) for prompt, each in pairs]
+            rows = zip(inputs, params, ranks, strict=True)
+            requests = [self._prepare(*row) for row in rows]
             for _, engine_request in requests:
                 self._engine.add_request(engine_request)
             running = {request.output.request_id: request for request, _ in requests}
@@ -148,13 +171,15 @@ class LLM:
                     self._engine.abort(request_id)
         return [request.output for request, _ in requests]
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[_Request, EngineRequest]:
+    def _prepare(
+        self, given: _Input, params: SamplingParams, priority: int
+    ) -> tuple[_Request, EngineRequest]:
         number = next(self._ids)
         if params.seed is None:
             # The request's number on top of the engine's seed: equal prompts still differ.
             params = dataclasses.replace(params, seed=self._seed + number)
         prepared = prepare_request(
-            prompt,
+            given.prompt,
             params,
             self._tokenizer,
             max_model_len=self._engine.max_model_len,
@@ -164,17 +189,21 @@ class LLM:
         request = _Request(
             output=RequestOutput(
                 request_id=request_id,
-                prompt=prompt.text if isinstance(prompt, TextPrompt) else None,
+                prompt=given.text,
                 prompt_token_ids=list(prepared.prompt_token_ids),
             ),
-            text=OutputText(self._tokenizer, prepared.params),
-            wants_logprobs=params.logprobs is not None,
+            generation=Generation(
+                self._tokenizer, prepared.params, JobLog(num_streams(prepared.params))
+            ),
+            params=prepared.params,
         )
         return request, EngineRequest(
             request_id=request_id,
             prompt_token_ids=prepared.prompt_token_ids,
             params=prepared.params,
+            priority=priority,
             arrival=time.monotonic(),
+            cache_salt=given.cache_salt,
         )
 
     def _step_until_done(self, running: dict[str, _Request], *, use_tqdm: bool) -> None:
@@ -182,7 +211,8 @@ class LLM:
         started_at = time.monotonic()
         with tqdm(total=len(running), desc="prompts", disable=not use_tqdm) as progress:
             while running:
-                for output in self._engine.step():
+                for step in self._engine.step():
+                    output = EngineOutput.of_step(step)
                     request = running.get(output.request_id)
                     if request is None:
                         continue
@@ -193,48 +223,78 @@ class LLM:
                         progress.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
                         progress.update()
 
-    def _receive(self, request: _Request, output: TokenOutput) -> bool:
-        """Take a request's new tokens; return whether it has ended."""
-        step = request.text.append(
-            output.token_ids, ends_on_token=output.finish_reason is FinishReason.STOP
-        )
-        accepted = len(step.text_pieces)
-        request.pieces.extend(step.text_pieces)
-        request.token_ids.extend(output.token_ids[:accepted])
-        if output.logprobs is not None:
-            request.logprobs.extend(output.logprobs[:accepted])
-        request.output.num_cached_tokens = output.num_cached_tokens
-        request.output.error = output.error
-        if step.stop is not None:
-            if output.finish_reason is None:
+    def _receive(self, request: _Request, output: EngineOutput) -> bool:
+        """Take new tokens of one of a request's outputs; return whether the request has ended."""
+        generation = request.generation
+        if output.index == 0:
+            request.output.num_cached_tokens = output.num_cached_tokens
+        if output.error is not None:
+            request.output.error = output.error
+            generation.end_early(FinishReason.ERROR)
+            self._finish(request, generation.log)
+            return True
+        must_tell = generation.receive(output)
+        if generation.is_finished:
+            if not output.request_finished:
                 self._engine.abort(output.request_id)
-            self._finish(request, FinishReason.STOP, step.stop)
+            self._finish(request, generation.result())
             return True
-        if output.finish_reason is not None:
-            self._finish(request, output.finish_reason, output.stop_reason)
-            return True
+        if must_tell:
+            self._engine.abort(output.request_id, output.index)
         return False
 
-    def _finish(
-        self, request: _Request, reason: FinishReason, stop_reason: str | int | None
-    ) -> None:
-        text = "".join(request.pieces) + request.text.finish()
-        if request.text.stop is not None:  # it may complete in the last character released
-            reason, stop_reason = FinishReason.STOP, request.text.stop
-        completion = CompletionOutput(
-            index=0,
-            text=text,
-            token_ids=request.token_ids,
-            finish_reason=reason.value,
-            stop_reason=stop_reason,
-        )
-        if request.wants_logprobs:
-            completion.cumulative_logprob = sum(entry.logprob for entry in request.logprobs)
-            completion.logprobs = describe_logprobs(
-                self._tokenizer, request.token_ids, request.logprobs
+    def _finish(self, request: _Request, log: JobLog) -> None:
+        request.output.outputs = [
+            self._describe(index, output, request.params)
+            for index, output in enumerate(log.outputs)
+        ]
+        if log.prompt_logprobs is not None:
+            request.output.prompt_logprobs = describe_prompt_logprobs(
+                self._tokenizer, request.output.prompt_token_ids, log.prompt_logprobs
             )
-        request.output.outputs = [completion]
         request.output.finished = True
+
+    def _describe(self, index: int, output: OutputLog, params: SamplingParams) -> CompletionOutput:
+        logprobs = [entry for entry in output.logprobs if entry is not None]
+        return CompletionOutput(
+            index=index,
+            text=output.text,
+            token_ids=output.token_ids,
+            cumulative_logprob=output.cumulative_logprob,
+            logprobs=None
+            if params.logprobs is None
+            else describe_logprobs(self._tokenizer, output.token_ids, logprobs),
+            finish_reason=(output.finish_reason or FinishReason.ERROR).value,
+            stop_reason=output.stop_reason,
+        )
+
+    def _parse_prompt(self, prompt: PromptInput) -> _Input:
+        if isinstance(prompt, Mapping):
+            return self._parse_map(dict(prompt))
+        if isinstance(prompt, (list, tuple)):
+            return _Input(TokenPrompt(tuple(prompt)))
+        return self._parse_text(prompt)
+
+    def _parse_map(self, prompt: dict[str, Any]) -> _Input:
+        salt = prompt.pop("cache_salt", None)
+        check_cache_salt(salt)
+        match prompt:
+            case {"prompt": text, **rest} if not rest:
+                parsed = self._parse_text(text)
+            case {"prompt_token_ids": token_ids, **rest} if not rest:
+                parsed = _Input(TokenPrompt(tuple(token_ids)))
+            case _:
+                raise InvalidRequestError(
+                    "a prompt given as a map has the key prompt or prompt_token_ids, and perhaps "
+                    f"cache_salt, not {', '.join(map(str, prompt)) or 'none of them'}",
+                    field="prompt",
+                )
+        return dataclasses.replace(parsed, cache_salt=salt or "")
+
+    def _parse_text(self, text: Any) -> _Input:
+        if text == "":
+            return _Input(TokenPrompt(tuple(self._tokenizer.encode(""))), text="")
+        return _Input(TextPrompt(text), text=text)
 
 
 def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> Sequence[PromptInput]:
@@ -245,23 +305,6 @@ def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> Sequence[PromptInp
             return cast("Sequence[PromptInput]", prompts)
 
 
-def _parse_prompt(prompt: PromptInput) -> Prompt:
-    if isinstance(prompt, Mapping):
-        match dict(prompt):
-            case {"prompt": text}:
-                return TextPrompt(text)
-            case {"prompt_token_ids": token_ids}:
-                return TokenPrompt(tuple(token_ids))
-            case _:
-                raise InvalidRequestError(
-                    "a prompt given as a map has the key prompt or prompt_token_ids",
-                    field="prompt",
-                )
-    if isinstance(prompt, (list, tuple)):
-        return TokenPrompt(tuple(prompt))
-    return TextPrompt(prompt)  # type: ignore[arg-type]  # refuses what is no text
-
-
 def _parse_message(message: Mapping[str, str]) -> ChatMessage:
     if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
         raise InvalidRequestError("a message has the keys role and content", field="messages")
@@ -269,7 +312,7 @@ def _parse_message(message: Mapping[str, str]) -> ChatMessage:
 
 
 def _params_for(
-    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    prompts: Sequence[_Input], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
@@ -278,3 +321,15 @@ def _params_for(
             f"{len(params)} given for {len(prompts)} prompts", field="sampling_params"
         )
     return params
+
+
+def _priorities_for(inputs: Sequence[_Input], priorities: Sequence[int] | None) -> Sequence[int]:
+    if priorities is None:
+        return [0] * len(inputs)
+    if len(priorities) != len(inputs):
+        raise InvalidRequestError(
+            f"{len(priorities)} given for {len(inputs)} prompts", field="priority"
+        )
+    for priority in priorities:
+        check_integer("priority", priority, -(2**31), 2**31 - 1)
+    return priorities

@@ -26,7 +26,9 @@ class Logprob:
 class CompletionOutput:
     """One generated continuation.
 
-    `logprobs` has one map per token, from token id to `Logprob`, if the request asked for them.
+    `logprobs` has one map per token, from token id to `Logprob`, if the request asked for them;
+    `cumulative_logprob` is their sum, known too where outputs were chosen by it. For a beam it is
+    the whole beam's, also where a stop string cut its end.
     `finish_reason` is `stop`, `length` or `error`; `stop_reason` the stop string or token id met.
     """
 
@@ -41,7 +43,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One prompt and its continuations; `error` is set when it could not be served."""
+    """One prompt and its continuations; `error` is set when it could not be served.
+
+    `prompt_logprobs` has one map per prompt token, None for the first, if they were asked for.
+    """
 
     request_id: str
     prompt: str | None
@@ -50,19 +55,34 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     error: ErrorInfo | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 def describe_logprobs(
     tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]
 ) -> list[dict[int, Logprob]]:
     """Return vLLM's form of logprobs: per position, the most likely tokens and the chosen one."""
-    described = []
-    for token_id, entry in zip(token_ids, logprobs, strict=True):
-        position = {
-            other: Logprob(logprob, rank, tokenizer.decode_token(other))
-            for rank, (other, logprob) in enumerate(entry.top, start=1)
-        }
-        if token_id not in position:
-            position[token_id] = Logprob(entry.logprob, None, tokenizer.decode_token(token_id))
-        described.append(position)
-    return described
+    return [
+        _describe(tokenizer, token_id, entry)
+        for token_id, entry in zip(token_ids, logprobs, strict=True)
+    ]
+
+
+def describe_prompt_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]
+) -> list[dict[int, Logprob] | None]:
+    """Return vLLM's form of a prompt's logprobs: nothing is known of the first token."""
+    return [
+        None if entry is None else _describe(tokenizer, token_id, entry)
+        for token_id, entry in zip(token_ids, logprobs, strict=True)
+    ]
+
+
+def _describe(tokenizer: Tokenizer, token_id: int, entry: TokenLogprob) -> dict[int, Logprob]:
+    position = {
+        other: Logprob(logprob, rank, tokenizer.decode_token(other))
+        for rank, (other, logprob) in enumerate(entry.top, start=1)
+    }
+    if token_id not in position:
+        position[token_id] = Logprob(entry.logprob, None, tokenizer.decode_token(token_id))
+    return position

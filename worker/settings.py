@@ -55,6 +55,23 @@ class EngineSettings(BaseSettings):
     enable_prefix_caching: bool = Field(
         True, description="Share the KV blocks of equal prompt beginnings."
     )
+    long_prefill_token_threshold: int = Field(
+        0, ge=0, description="Most tokens of one prompt in one step; 0 sets no limit."
+    )
+    preemption_mode: Literal["auto", "recompute", "swap"] = Field(
+        "auto",
+        description="How a sequence gives way when blocks run out: compute it again later, move "
+        "its blocks to host memory, or what costs less.",
+    )
+    swap_space: float | None = Field(
+        None,
+        ge=0,
+        description="GiB of host memory for swapped blocks; default: 4 on a GPU, else 0.",
+    )
+    num_swap_blocks: int | None = Field(
+        None, ge=0, description="Number of swapped blocks, instead of sizing them by memory."
+    )
+    enforce_eager: bool = Field(False, description="Capture no CUDA graphs.")
 
 
 class WorkerSettings(EngineSettings):

@@ -8,7 +8,7 @@
 -- Reply  {claimed jobs, last ids of high, normal, low, ms to the next due job or lease end (-1:
 --        none; 0 also when a bound below cut this call short), waiting (1: there is work that was
 --        not taken)}; a claimed job is {id, lane, epoch, payload, cost, offset, crashes, ms to the
---        deadline (-1: none), ms queued}
+--        deadline (-1: none), ms queued, tokens of whole blocks that it counts as}
 -- O(log n) for each job handed out, and for at most 128 promoted, 64 looked at for takeover and 256
 -- removed from the lanes.
 --
@@ -32,12 +32,15 @@ local unfinished = false -- whether a claim right after this one would get furth
 local last = {} -- lane -> id of the last entry delivered
 local removals_left = MAX_REMOVED
 
-local function space_for(cost)
-  return math.ceil(math.min(cost, max_model_len) / block_size) * block_size
+-- A bound of a job's cost may be far too high, so it counts as one whole context at most. What a
+-- worker has counted may be several contexts: a job of many outputs.
+local function space_for(job)
+  local tokens = job.sized and job.cost or math.min(job.cost, max_model_len)
+  return math.ceil(tokens / block_size) * block_size
 end
 
 local function fits(job)
-  return space_for(job.cost) <= free_tokens or (idle and #claimed == 0)
+  return space_for(job) <= free_tokens or (idle and #claimed == 0)
 end
 
 local function hand_out(job, payload)
@@ -48,9 +51,9 @@ local function hand_out(job, payload)
     'waited', waited)
   redis.call('ZADD', LEASES, NOW + lease_ms, job.id)
   redis.call('PEXPIRE', out_key(job.id), math.max(retention_ms, job.retention))
-  free_tokens = free_tokens - space_for(job.cost)
+  free_tokens = free_tokens - space_for(job)
   claimed[#claimed + 1] = { job.id, job.lane, epoch, payload, job.cost, job.offset, job.crashes,
-    job.deadline > 0 and job.deadline - NOW or -1, waited }
+    job.deadline > 0 and job.deadline - NOW or -1, waited, space_for(job) }
 end
 
 -- For how long the same job has been the first of `place` without fitting. Kept as `<since> <last

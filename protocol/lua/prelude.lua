@@ -39,7 +39,7 @@ end
 local function read_job(id)
   local v = redis.call('HMGET', job_key(id), 'state', 'lane', 'entry', 'owner', 'epoch', 'offset',
     'cancel', 'deadline', 'cost', 'prompt', 'budget', 'crashes', 'handoffs', 'ready', 'waited',
-    'retention', 'idem', 'exact')
+    'retention', 'idem', 'exact', 'sized')
   if not v[1] then return nil end
   return {
     id = id, state = v[1], lane = v[2], entry = v[3], owner = v[4], epoch = tonumber(v[5]),
@@ -47,7 +47,7 @@ local function read_job(id)
     cost = tonumber(v[9]), prompt = tonumber(v[10]), budget = tonumber(v[11]),
     crashes = tonumber(v[12]), handoffs = tonumber(v[13]), ready = tonumber(v[14]),
     waited = tonumber(v[15]), retention = tonumber(v[16]), idem = v[17],
-    exact = v[18] == '1',
+    exact = v[18] == '1', sized = v[19] == '1',
   }
 end
 

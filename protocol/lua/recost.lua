@@ -16,5 +16,5 @@ end
 add('prompt_tokens', prompt - job.prompt)
 add('budget_tokens', budget - math.max(job.budget, 0))
 redis.call('HSET', job_key(id), 'prompt', prompt, 'budget', budget, 'cost', prompt + budget,
-  'exact', 1)
+  'exact', 1, 'sized', 1)
 return 1

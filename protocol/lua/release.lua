@@ -1,7 +1,7 @@
 -- Hand jobs back at their published offset: the next claim may take them, no crash is counted.
 --
 -- KEYS   as in prelude.lua
--- ARGV   1 worker   then for each job: id, epoch, cost in tokens ('' : as it was)
+-- ARGV   1 worker   then for each job: id, epoch, exact cost in tokens ('' : as it was)
 -- Reply  how many of them were this worker's
 -- O(log n) for each job.
 
@@ -16,7 +16,9 @@ for i = 2, #ARGV, 3 do
     released = released + 1
     move(job, 'released')
     redis.call('HSET', job_key(job.id), 'owner', '', 'handoffs', job.handoffs + 1)
-    if ARGV[i + 2] ~= '' then redis.call('HSET', job_key(job.id), 'cost', ARGV[i + 2]) end
+    if ARGV[i + 2] ~= '' then
+      redis.call('HSET', job_key(job.id), 'cost', ARGV[i + 2], 'sized', 1)
+    end
     redis.call('ZADD', LEASES, 0, job.id)
     if job.cancel then finish(job, 'cancelled', job.retention) end
   end

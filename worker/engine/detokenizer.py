@@ -122,6 +122,48 @@ class SentencePieceDetokenizer:
         return text
 
 
+class JoinedSpecialTokens:
+    """A detokenizer without the spaces that its decoder puts between two special tokens.
+
+    Only a decoder that spells a special token with a space before it does so (SentencePiece's
+    with a token such as `▁<tool>`); byte-level ones put nothing there that could be left out.
+    """
+
+    __slots__ = ("_detokenizer", "_follows_special", "_special_token_ids")
+
+    def __init__(self, detokenizer: Detokenizer, special_token_ids: frozenset[int]) -> None:
+        self._detokenizer = detokenizer
+        self._special_token_ids = special_token_ids
+        self._follows_special = False
+
+    def append(self, token_id: int) -> str:
+        """See `Detokenizer`."""
+        text = self._detokenizer.append(token_id)
+        is_special = token_id in self._special_token_ids
+        if is_special and self._follows_special:
+            text = text.lstrip(" ")
+        self._follows_special = is_special
+        return text
+
+    def finish(self) -> str:
+        """See `Detokenizer`."""
+        return self._detokenizer.finish()
+
+
+class NoText:
+    """The detokenizer of an output that is wanted as token ids alone."""
+
+    __slots__ = ()
+
+    def append(self, token_id: int) -> str:  # noqa: ARG002 - the protocol's form
+        """See `Detokenizer`."""
+        return ""
+
+    def finish(self) -> str:
+        """See `Detokenizer`."""
+        return ""
+
+
 class _Tokens:
     """The tokens' strings, without those that have no text."""
 

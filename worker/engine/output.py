@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inferq.protocol.params import SamplingParams
+from inferq.worker.engine.detokenizer import Detokenizer, NoText
 from inferq.worker.engine.stop import StopMatcher
 from inferq.worker.engine.tokenizer import Tokenizer
 
@@ -27,7 +28,7 @@ class TextStep:
 
 
 class OutputText:
-    """The text of one output, ended by its stop strings.
+    """The text of one output, ended by its stop strings; none at all without `detokenize`.
 
     Everything released is final: text that could yet become part of a stop string, or part of an
     unfinished character, is held back. The state depends on the tokens alone, however they were
@@ -45,7 +46,7 @@ class OutputText:
     )
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = _detokenizer(tokenizer, params)
         stops = params.stop_strings
         self._matcher = StopMatcher(stops) if stops else None
         self._includes_stop = params.include_stop_str_in_output
@@ -105,3 +106,12 @@ class OutputText:
             num_shown -= self._matcher.num_held
         self._held = pending[num_shown:]
         return pending[:num_shown]
+
+
+def _detokenizer(tokenizer: Tokenizer, params: SamplingParams) -> Detokenizer:
+    if not params.detokenize:
+        return NoText()
+    return tokenizer.detokenizer(
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+    )

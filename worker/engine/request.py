@@ -44,6 +44,7 @@ def prepare_request(
     never be served.
     """
     field, token_ids = _encode(prompt, tokenizer, now)
+    token_ids = _truncated(token_ids, params, max_model_len)
     room = max_model_len - len(token_ids)
     if room < 1:
         raise InvalidRequestError(
@@ -69,6 +70,24 @@ def _encode(
             return "prompt_token_ids", token_ids
         case ChatPrompt(messages):
             return "messages", tuple(tokenizer.render_chat(messages, now=now))
+
+
+def _truncated(
+    token_ids: tuple[int, ...], params: SamplingParams, max_model_len: int
+) -> tuple[int, ...]:
+    """Return the end of a prompt that `truncate_prompt_tokens` keeps.
+
+    -1 keeps what the context holds beside the output: beside `max_tokens` where the context is
+    longer than that, else beside one token; `min_tokens` always have their place.
+    """
+    keep = params.truncate_prompt_tokens
+    if keep is None:
+        return token_ids
+    if keep == -1:
+        wanted = params.max_tokens or 1
+        room = max(wanted if wanted < max_model_len else 1, params.min_tokens)
+        keep = max(max_model_len - room, 1)
+    return token_ids[-keep:]
 
 
 def _check(

@@ -16,7 +16,11 @@ from tokenizers import Tokenizer as FastTokenizer
 from inferq.protocol.errors import InvalidRequestError, ModelError
 from inferq.protocol.messages import ChatMessage
 from inferq.worker.engine.chat_template import ChatTemplate
-from inferq.worker.engine.detokenizer import Detokenizer, detokenizer_factory
+from inferq.worker.engine.detokenizer import (
+    Detokenizer,
+    JoinedSpecialTokens,
+    detokenizer_factory,
+)
 
 _SPECIAL_TOKENS: Final = (
     "bos_token",
@@ -47,6 +51,9 @@ class Tokenizer:
         self._detokenizers = {
             skip: detokenizer_factory(fast, skip_special_tokens=skip) for skip in (True, False)
         }
+        self._special_token_ids = frozenset(
+            token_id for token_id, token in fast.get_added_tokens_decoder().items() if token.special
+        )
         self.bos_token_id = self._id_of(special.get("bos_token"))
         self.eos_token_id = self._id_of(special.get("eos_token"))
         added = fast.encode("", add_special_tokens=True).ids
@@ -133,9 +140,14 @@ class Tokenizer:
         """Return one token as it would be shown by itself, special tokens included."""
         return self.decode([token_id], skip_special_tokens=False)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+    ) -> Detokenizer:
         """Return a detokenizer for a new output."""
-        return self._detokenizers[skip_special_tokens]()
+        detokenizer = self._detokenizers[skip_special_tokens]()
+        if skip_special_tokens or spaces_between_special_tokens:
+            return detokenizer
+        return JoinedSpecialTokens(detokenizer, self._special_token_ids)
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._fast.token_to_id(token)

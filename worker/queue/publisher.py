@@ -125,7 +125,9 @@ class Publisher:
         for job, item, reply in zip(batch, items, replies, strict=True):
             if job not in self._jobs:
                 continue  # let go while the call was under way
-            if reply.status is PublishStatus.STALE or reply.offset > len(job.log.token_ids):
+            if reply.status is PublishStatus.STALE or reply.offset > max(
+                job.log.total, job.inherited
+            ):
                 self._dirty.pop(job, None)
                 self._on_lost(job, "another worker has taken the job over")
                 continue

@@ -4,55 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 from inferq.protocol.keys import Lane
-from inferq.protocol.messages import Event, FinishReason, Terminal, TokenLogprob
-
-#: Most tokens of one event: keeps events far below the protocol's size limit, logprobs included.
-MAX_EVENT_TOKENS: Final = 2048
-
-
-@dataclass(slots=True)
-class OutputLog:
-    """All tokens of one output since offset 0, each with its share of text and its logprobs.
-
-    Kept whole until the job ends: a server that lost its tail is sent the rest again.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    #: Text released at the end, after the last token's share.
-    tail: str = ""
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-
-    def append(self, token_id: int, text: str, logprob: TokenLogprob | None) -> None:
-        """Add one token."""
-        self.token_ids.append(token_id)
-        self.texts.append(text)
-        self.logprobs.append(logprob)
-
-    def event(self, start: int, stop: int, terminal: Terminal | None) -> Event:
-        """Return the event of tokens `start` to `stop`, and the end if `terminal` is given."""
-        ends: list[int] = []
-        length = 0
-        for text in self.texts[start:stop]:
-            length += len(text)
-            ends.append(length)
-        logprobs = [lp for lp in self.logprobs[start:stop] if lp is not None]
-        ended = terminal is not None
-        return Event(
-            offset=start,
-            token_ids=tuple(self.token_ids[start:stop]),
-            text="".join(self.texts[start:stop]) + (self.tail if ended else ""),
-            text_ends=tuple(ends),
-            logprobs=tuple(logprobs) if logprobs else None,
-            finish_reason=self.finish_reason if ended else None,
-            stop_reason=self.stop_reason if ended else None,
-            terminal=terminal,
-        )
+from inferq.protocol.messages import Terminal
+from inferq.protocol.output_log import JobLog
 
 
 @dataclass(slots=True, eq=False)
@@ -68,11 +23,14 @@ class RunningJob:
     claimed_at: float
     lease_until: float
     deadline: float | None = None
-    log: OutputLog = field(default_factory=OutputLog)
+    #: What is to be published; empty before the end of a job that publishes at its end only.
+    log: JobLog = field(default_factory=JobLog)
     #: Tokens the server has acknowledged.
     acknowledged: int = 0
     #: Tokens that were published before this worker's claim.
     inherited: int = 0
+    #: Whether this worker has generated a token for it.
+    has_started: bool = False
     terminal: Terminal | None = None
 
     @property
@@ -81,26 +39,14 @@ class RunningJob:
         return self.terminal is not None
 
     @property
-    def has_started(self) -> bool:
-        """Whether this worker has generated a token for it."""
-        return len(self.log.token_ids) > self.inherited
-
-    @property
     def is_dirty(self) -> bool:
         """Whether there is something that the server does not have."""
-        return self.is_finished or self.acknowledged < len(self.log.token_ids)
+        return self.is_finished or self.acknowledged < self.log.total
 
     def unsent_events(self) -> tuple[tuple[int, bytes], ...]:
-        """Return the events after the acknowledged offset, each with its total of tokens."""
-        total = len(self.log.token_ids)
-        events: list[tuple[int, bytes]] = []
-        start = self.acknowledged
-        while start < total or (self.is_finished and not events):
-            stop = min(total, start + MAX_EVENT_TOKENS)
-            event = self.log.event(start, stop, self.terminal if stop == total else None)
-            events.append((stop, event.encode()))
-            start = stop
-        return tuple(events)
+        """Return the events after the acknowledged total, each with its total of tokens."""
+        events = self.log.events(self.acknowledged, self.terminal)
+        return tuple((total, event.encode()) for total, event in events)
 
 
 class RunningJobs:
@@ -152,6 +98,15 @@ class RunningJobs:
         rounded = self.round_up(tokens)
         self._reserved += rounded - job.reserved
         job.reserved = rounded
+
+    def tokens_for(self, prompt_tokens: int, budget: int, num_outputs: int) -> int:
+        """Return the most KV tokens, in whole blocks, that a request can come to hold.
+
+        The prompt's full blocks are there once, whatever the number of outputs; each output has
+        its own after them, with a copy of the prompt's rest.
+        """
+        shared = prompt_tokens // self.block_size * self.block_size
+        return shared + num_outputs * (self.round_up(prompt_tokens + budget) - shared)
 
     def round_up(self, tokens: int) -> int:
         """Return `tokens` rounded up to whole blocks."""

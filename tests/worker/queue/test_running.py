@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from inferq.protocol import output_log
 from inferq.protocol.keys import Lane
 from inferq.protocol.messages import Event, FinishReason, Terminal, TokenLogprob
-from inferq.worker.queue import running
 from inferq.worker.queue.running import RunningJob, RunningJobs
 
 
@@ -45,8 +45,9 @@ def test_tokens_since_the_acknowledged_offset_travel_in_one_event() -> None:
 def test_the_end_travels_with_the_last_tokens_and_what_was_held_back() -> None:
     job = make_job()
     job.log.append(5, "a", None)
-    job.log.tail = "tail"
-    job.log.finish_reason = FinishReason.STOP
+    [output] = job.log.outputs
+    output.tail = "tail"
+    output.finish_reason = FinishReason.STOP
     job.terminal = Terminal(FinishReason.STOP)
     [(total, event)] = decode(job)
     assert (total, event.text, event.text_ends) == (1, "atail", (1,))
@@ -66,7 +67,7 @@ def test_an_end_without_new_tokens_is_an_event_of_its_own() -> None:
 
 
 def test_a_long_backlog_is_split_and_only_its_last_event_is_the_end(monkeypatch) -> None:
-    monkeypatch.setattr(running, "MAX_EVENT_TOKENS", 4)
+    monkeypatch.setattr(output_log, "MAX_EVENT_TOKENS", 4)
     job = make_job()
     for i in range(10):
         job.log.append(i, "x", None)
@@ -103,11 +104,12 @@ def test_another_job_of_the_same_id_is_not_the_registered_one() -> None:
     assert new in jobs
 
 
-@pytest.mark.parametrize("inherited", [0, 3])
-def test_a_job_has_started_once_this_worker_added_a_token(inherited: int) -> None:
-    job = make_job(acknowledged=inherited)
-    for i in range(inherited):
-        job.log.append(i, "", None)
-    assert not job.has_started
-    job.log.append(9, "", None)
-    assert job.has_started
+@pytest.mark.parametrize(
+    ("prompt", "budget", "outputs", "blocks"),
+    [(3, 13, 1, 1), (3, 14, 1, 2), (32, 16, 4, 2 + 4), (33, 15, 4, 2 + 4), (40, 9, 3, 2 + 3 * 2)],
+)
+def test_outputs_share_the_full_blocks_of_the_prompt_and_copy_its_rest(
+    prompt: int, budget: int, outputs: int, blocks: int
+) -> None:
+    jobs = RunningJobs(capacity_tokens=160, block_size=16, max_jobs=4)
+    assert jobs.tokens_for(prompt, budget, outputs) == 16 * blocks

@@ -1,0 +1,202 @@
+"""The outputs of one job as they grow, and the events that are made of them.
+
+The id of an event in the result stream is a total: of the tokens of all outputs, up to its own.
+So every event but the terminal one must bring tokens, and an output's end always travels with its
+last token, or with the job's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Final
+
+from inferq.protocol.messages import Event, FinishReason, Terminal, TokenLogprob
+
+#: Most tokens of one event.
+MAX_EVENT_TOKENS: Final = 2048
+#: Most log-probabilities of one event's tokens (of 14 bytes each), and of a prompt's: together with
+#: the text they stay below the protocol's limit. A single token may have more.
+MAX_EVENT_LOGPROBS: Final = 2**18
+
+
+@dataclass(slots=True)
+class OutputLog:
+    """All tokens of one output since offset 0, each with its share of text and its logprobs."""
+
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    #: Text released at the end, after the last token's share.
+    tail: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    #: Sum over the tokens, where it is known.
+    cumulative_logprob: float | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the output has ended."""
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        """All text released so far."""
+        return "".join(self.texts) + self.tail
+
+    def event(self, index: int, start: int, stop: int) -> Event:
+        """Return the event of tokens `start` to `stop`, with the output's end if these are all."""
+        ends: list[int] = []
+        length = 0
+        for text in self.texts[start:stop]:
+            length += len(text)
+            ends.append(length)
+        logprobs = [lp for lp in self.logprobs[start:stop] if lp is not None]
+        ended = self.is_finished and stop == len(self.token_ids)
+        return Event(
+            index=index,
+            offset=start,
+            token_ids=tuple(self.token_ids[start:stop]),
+            text="".join(self.texts[start:stop]) + (self.tail if ended else ""),
+            text_ends=tuple(ends),
+            logprobs=tuple(logprobs) if logprobs else None,
+            finish_reason=self.finish_reason if ended else None,
+            stop_reason=self.stop_reason if ended else None,
+            cumulative_logprob=self.cumulative_logprob if ended else None,
+        )
+
+
+class JobLog:
+    """The outputs of one job, and in which order their tokens are published.
+
+    Kept whole until the job ends: a server that lost its tail is sent the rest again, in the order
+    of the first time, since its offset may lie anywhere in it.
+    """
+
+    __slots__ = ("_num_ordered", "_order", "closing", "outputs", "prompt_logprobs")
+
+    def __init__(self, num_outputs: int = 1) -> None:
+        self.outputs = [OutputLog() for _ in range(num_outputs)]
+        #: One entry for each prompt token, the first None; if asked for.
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        #: The output whose end is the job's: it has the terminal event if no tokens are left.
+        self.closing = 0
+        #: The output that each published token belongs to, then of those still to be published.
+        self._order = bytearray()
+        self._num_ordered = 0
+
+    @property
+    def total(self) -> int:
+        """Tokens of all outputs."""
+        return len(self._order)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """How the job ends whose outputs all ended by themselves: `length` if one of them did."""
+        reasons = {output.finish_reason for output in self.outputs}
+        return FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP
+
+    def append(
+        self, token_id: int, text: str, logprob: TokenLogprob | None, index: int = 0
+    ) -> None:
+        """Add one token to an output."""
+        output = self.outputs[index]
+        output.token_ids.append(token_id)
+        output.texts.append(text)
+        output.logprobs.append(logprob)
+        self._order.append(index)
+
+    def replay(self, event: Event) -> None:
+        """Add a published event, which must follow those added before it.
+
+        Raises `ValueError` if it does not.
+        """
+        if event.index >= len(self.outputs):
+            raise ValueError(f"there is no output {event.index}")
+        output = self.outputs[event.index]
+        if event.offset != len(output.token_ids) or output.is_finished:
+            raise ValueError("the events do not follow each other")
+        start = 0
+        for position, (token_id, end) in enumerate(
+            zip(event.token_ids, event.text_ends, strict=True)
+        ):
+            logprob = None if event.logprobs is None else event.logprobs[position]
+            self.append(token_id, event.text[start:end], logprob, event.index)
+            start = end
+        output.tail = event.text[start:]
+        output.finish_reason = event.finish_reason
+        output.stop_reason = event.stop_reason
+        output.cumulative_logprob = event.cumulative_logprob
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
+        self._num_ordered = len(self._order)
+
+    def best(self, indexes: Sequence[int]) -> JobLog:
+        """Return a log of these outputs alone, numbered anew in this order."""
+        chosen = JobLog(0)
+        chosen.outputs = [self.outputs[index] for index in indexes]
+        chosen.prompt_logprobs = self.prompt_logprobs
+        for index, output in enumerate(chosen.outputs):
+            chosen._order.extend([index] * len(output.token_ids))
+        chosen.closing = max(len(indexes) - 1, 0)
+        return chosen
+
+    def events(self, after: int, terminal: Terminal | None) -> list[tuple[int, Event]]:
+        """Return the events of all tokens after the first `after`, each with its total of tokens.
+
+        With `terminal`, the last one ends the job.
+        """
+        events = list(self._token_events(after))
+        if terminal is None:
+            return events
+        closing = self.outputs[self.closing]
+        if not any(event.index == self.closing for _, event in events):
+            # may bring the end of an output, and text, but no token
+            end = len(closing.token_ids)
+            total = max(self.total, after)
+            events.append((total, closing.event(self.closing, end, end)))
+        total, last = events[-1]
+        events[-1] = (total, replace(last, terminal=terminal))
+        return events
+
+    def _token_events(self, after: int) -> Iterator[tuple[int, Event]]:
+        self._fix_order()
+        unsent = self._order[after:]
+        total = len(self._order) - len(unsent)
+        offsets = [
+            len(output.token_ids) - unsent.count(index) for index, output in enumerate(self.outputs)
+        ]
+        for index, run in groupby(unsent):
+            output = self.outputs[index]
+            left = sum(1 for _ in run)
+            while left:
+                start = offsets[index]
+                count = self._num_fitting(output, start, left)
+                event = output.event(index, start, start + count)
+                if index == 0 and start == 0 and self.prompt_logprobs is not None:
+                    event = replace(event, prompt_logprobs=self.prompt_logprobs)
+                offsets[index] += count
+                total += count
+                left -= count
+                yield total, event
+
+    def _fix_order(self) -> None:
+        """Bring together, by output, the tokens that were never sent; from now on they stay so."""
+        if len(self.outputs) > 1:
+            self._order[self._num_ordered :] = sorted(self._order[self._num_ordered :])
+        self._num_ordered = len(self._order)
+
+    @staticmethod
+    def _num_fitting(output: OutputLog, start: int, most: int) -> int:
+        """Return how many of the next `most` tokens one event may hold, at least one."""
+        most = min(most, MAX_EVENT_TOKENS)
+        room = MAX_EVENT_LOGPROBS
+        for count in range(most):
+            logprob = output.logprobs[start + count]
+            if logprob is None:
+                return most
+            room -= 1 + len(logprob.top)
+            if room < 0:
+                return max(count, 1)
+        return most
