@@ -47,6 +47,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
 ENGINE_PROTOCOL = {
     "inferq.protocol.errors",
     "inferq.protocol.params",
+    "inferq.protocol.structured",
     "inferq.protocol.messages",
 }
 

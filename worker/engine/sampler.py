@@ -1,12 +1,15 @@
 """From logits to tokens, for the whole batch at once.
 
-Order: banned tokens, then greedy, or temperature, min_p, top_k, top_p and a draw by Gumbel-max. A
-row's token depends on its logits, parameters and random key alone, never on the rows beside it.
+Order: the requests' edits of their logits, then greedy, or temperature, min_p, top_k, top_p and a
+draw by Gumbel-max. A row's token depends on its logits, parameters and random key alone, never on
+the rows beside it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Final
 
 import numpy as np
@@ -16,17 +19,33 @@ from torch import Tensor
 
 from inferq.kernels.gumbel import gumbel_noise
 from inferq.protocol.messages import TokenLogprob
+from inferq.worker.engine.logits_edits import LogitsEdits
+from inferq.worker.engine.logprobs import beam_candidates, token_logprobs
+from inferq.worker.engine.plan import BeamCandidates
 from inferq.worker.engine.ranking import most_likely
 
 #: Candidates that are ranked where top_p alone limits them: nearly always enough for its mass.
 _TOP_P_CANDIDATES: Final = 512
 #: Above this top_k a row is sampled from its whole ranking.
 _MAX_CANDIDATES: Final = 2048
+#: Rows drawn together where many outputs are drawn from one row of logits: bounds the memory.
+_DRAWS_AT_ONCE: Final = 256
+
+
+class Unusable(Enum):
+    """Why nothing can be sampled from a row of logits."""
+
+    NOT_FINITE = "not finite"
+    #: The edits leave no token.
+    DEAD_END = "dead end"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """What the sampled rows [R] ask for, as host columns; `position` counts prompt and output."""
+    """What the tokens to sample [S] ask for, as host columns; `position` counts prompt and output.
+
+    They come from rows [R] of logits: one each, unless `sources` says otherwise.
+    """
 
     temperature: NDArray[np.float32]
     """0 is greedy."""
@@ -39,20 +58,27 @@ class SamplingBatch:
     position: NDArray[np.int64]
     """Index of the token to be sampled within prompt and output."""
     num_logprobs: NDArray[np.int64]
-    """Most likely tokens to report; -1 reports nothing, not even the chosen one."""
-    banned_rows: NDArray[np.int64]
-    banned_tokens: NDArray[np.int64]
-    """Pairs of row and token that must not be sampled."""
+    """Most likely tokens to report, at most the vocabulary's size; -1 reports nothing."""
+    is_ranked: NDArray[np.bool_]
+    """Whether the token's own log-probability is wanted, whatever `num_logprobs`."""
+    sources: NDArray[np.int64] | None = None
+    """The row of logits of each, where some rows have several or none."""
+    beam_rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Rows of logits whose best candidates are wanted, and the beams of each's search."""
+    beam_widths: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The sampled tokens [R], and what was asked about them."""
+    """The sampled tokens [S], and what was asked about them."""
 
     token_ids: list[int]
     logprobs: list[TokenLogprob | None]
-    non_finite_rows: list[int]
-    """Rows whose logits hold no usable maximum; their tokens mean nothing."""
+    """From the raw logits; with no alternatives where only the token's own is wanted."""
+    candidates: list[BeamCandidates]
+    """Of the beam rows, in their order."""
+    unusable_rows: dict[int, Unusable]
+    """Rows of logits without a usable maximum, and why; their tokens mean nothing."""
 
 
 class Sampler:
@@ -61,25 +87,69 @@ class Sampler:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> Samples:
-        """Sample each row of logits [R, padded vocabulary], which may be overwritten."""
-        logits = logits[:, : self._vocab_size].float()
-        logprobs = _RawLogprobs.of(logits, batch) if (batch.num_logprobs >= 0).any() else None
-        if batch.banned_rows.size:
-            rows = _on(logits.device, batch.banned_rows)
-            logits[rows, _on(logits.device, batch.banned_tokens)] = -torch.inf
+    def sample(
+        self, logits: Tensor, batch: SamplingBatch, edits: LogitsEdits | None = None
+    ) -> Samples:
+        """Sample from rows of logits [R, padded vocabulary], which may be overwritten."""
+        raw = logits = logits[:, : self._vocab_size].float()
+        wanted = np.flatnonzero((batch.num_logprobs >= 0) | batch.is_ranked)
+        if edits is not None:
+            if wanted.size:
+                raw = logits.clone()
+            edits.apply(logits)
         # max gives the lowest index among equals, and NaN wherever there is one.
         highest, tokens = logits.max(dim=1)
-        drawn = np.flatnonzero(batch.temperature > 0)
-        if drawn.size:
-            rows = _on(logits.device, drawn)
-            tokens[rows] = _draw(logits[rows] - highest[rows, None], _Draw.of(batch, drawn, rows))
-        found, finite = torch.stack((tokens, highest.isfinite().long())).tolist()
+        sources = None if batch.sources is None else _on(logits.device, batch.sources)
+        if sources is not None:
+            tokens = tokens[sources]
+        _draw_tokens(tokens, logits, highest, batch, sources)
+        logprobs: list[TokenLogprob | None] = [None] * tokens.numel()
+        if wanted.size:
+            index = _on(logits.device, wanted)
+            rows = index if sources is None else sources[index]
+            counts = np.maximum(batch.num_logprobs[wanted], 0)
+            reports = token_logprobs(raw, rows, tokens[index], counts)
+            for place, report in zip(wanted.tolist(), reports, strict=True):
+                logprobs[place] = report
+        candidates: list[BeamCandidates] = []
+        if batch.beam_rows.size:
+            rows = _on(logits.device, batch.beam_rows)
+            candidates = beam_candidates(logits, rows, batch.beam_widths.tolist())
+        # One transfer for both.
+        found = torch.cat((tokens, highest.isfinite().long())).tolist()
+        unusable = [row for row, finite in enumerate(found[len(logprobs) :]) if not finite]
         return Samples(
-            token_ids=found,
-            logprobs=[None] * len(found) if logprobs is None else logprobs.report(tokens),
-            non_finite_rows=[row for row, is_finite in enumerate(finite) if not is_finite],
+            token_ids=found[: len(logprobs)],
+            logprobs=logprobs,
+            candidates=candidates,
+            unusable_rows=_reasons(highest, unusable, is_edited=edits is not None),
         )
+
+
+def _reasons(highest: Tensor, rows: list[int], *, is_edited: bool) -> dict[int, Unusable]:
+    """Tell rows that are broken from those that their edits left without a token."""
+    if not rows:
+        return {}
+    values = highest.tolist()
+    return {
+        row: Unusable.DEAD_END if is_edited and values[row] == -math.inf else Unusable.NOT_FINITE
+        for row in rows
+    }
+
+
+def _draw_tokens(
+    tokens: Tensor, logits: Tensor, highest: Tensor, batch: SamplingBatch, sources: Tensor | None
+) -> None:
+    """Replace the greedy `tokens` [S] of those that are drawn."""
+    drawn = np.flatnonzero(batch.temperature > 0)
+    # Rows of their own are bounded as they are.
+    at_once = _DRAWS_AT_ONCE if sources is not None else max(1, drawn.size)
+    for first in range(0, drawn.size, at_once):
+        part = drawn[first : first + at_once]
+        index = _on(logits.device, part)
+        rows = index if sources is None else sources[index]
+        below_highest = logits[rows] - highest[rows, None]
+        tokens[index] = _draw(below_highest, _Draw.of(batch, part, index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,38 +246,6 @@ def _draw_from_ranking(scores: Tensor, draw: _Draw, count: int) -> tuple[Tensor,
 
 def _top_k(draw: _Draw) -> Tensor:
     return torch.where(draw.top_k > 0, draw.top_k, torch.iinfo(torch.int64).max)
-
-
-@dataclass(frozen=True, slots=True)
-class _RawLogprobs:
-    """Log-probabilities before bans and temperature, of the rows that ask for them."""
-
-    rows: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    #: log-softmax of these rows [N, V], and its highest entries with their ids [N, K].
-    logprobs: Tensor
-    best: Tensor
-    ids: Tensor
-
-    @classmethod
-    def of(cls, logits: Tensor, batch: SamplingBatch) -> _RawLogprobs:
-        rows = np.flatnonzero(batch.num_logprobs >= 0)
-        counts = batch.num_logprobs[rows]
-        logprobs = logits[_on(logits.device, rows)].log_softmax(dim=1)
-        most = int(counts.max())
-        best, ids = most_likely(logprobs, max(1, most))
-        return cls(rows, counts, logprobs, best, ids)
-
-    def report(self, tokens: Tensor) -> list[TokenLogprob | None]:
-        """Return an entry for each row of the batch, given its sampled tokens [R]."""
-        chosen = tokens[_on(tokens.device, self.rows), None]
-        values = self.logprobs.gather(1, chosen)[:, 0].tolist()
-        report: list[TokenLogprob | None] = [None] * tokens.numel()
-        columns = (self.rows.tolist(), self.counts.tolist(), values)
-        best, ids = self.best.tolist(), self.ids.tolist()
-        for row, count, value, top, top_ids in zip(*columns, best, ids, strict=True):
-            report[row] = TokenLogprob(value, tuple(zip(top_ids[:count], top[:count], strict=True)))
-        return report
 
 
 def _on(device: torch.device, column: NDArray[Any]) -> Tensor:

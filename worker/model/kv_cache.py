@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 #: for small models, while the machine stays usable for other work.
 CPU_MEMORY_SHARE: Final = 0.25
 CPU_MEMORY_CAP: Final = 4 * 2**30
+#: GiB of host memory for swapped blocks beside a GPU; on the CPU both pools are the same memory.
+DEFAULT_SWAP_SPACE: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,17 @@ class KVCacheShape:
         costs nothing.
         """
         shape = (num_blocks, self.layers, 2, self.block_size, self.kv_heads, self.head_dim)
-        if device.type != "cpu":
+        if device.type != "cpu" or not num_blocks:
             return torch.zeros(shape, dtype=self.dtype, device=device)
         pages = np.zeros(num_blocks * self.block_bytes, dtype=np.uint8)
         return torch.from_numpy(pages).view(self.dtype).view(shape)
+
+    def allocate_on_host(self, num_blocks: int, device: torch.device) -> Tensor:
+        """Return host memory for `num_blocks` blocks of `device`, pinned where that is a GPU."""
+        if device.type != "cuda":
+            return self.allocate(num_blocks, torch.device("cpu"))
+        shape = (num_blocks, self.layers, 2, self.block_size, self.kv_heads, self.head_dim)
+        return torch.empty(shape, dtype=self.dtype, pin_memory=True)
 
 
 def pool_size(config: EngineConfig, shape: KVCacheShape, max_model_len: int, budget: int) -> int:
@@ -79,6 +88,30 @@ def pool_size(config: EngineConfig, shape: KVCacheShape, max_model_len: int, bud
         blocks / needed,
         max_model_len,
     )
+    return blocks
+
+
+def swap_pool_size(config: EngineConfig, shape: KVCacheShape, device: torch.device) -> int:
+    """Return the number of host blocks for swapped sequences: `num_swap_blocks`, or `swap_space`.
+
+    None where sequences are never swapped. Logs it; raises `ModelError` with the numbers where the
+    host has less memory than `swap_space` asks.
+    """
+    if config.preemption_mode == "recompute":
+        return 0
+    blocks = config.num_swap_blocks
+    if blocks is None:
+        default = DEFAULT_SWAP_SPACE if device.type == "cuda" else 0.0
+        space = default if config.swap_space is None else config.swap_space
+        blocks = int(space * 2**30) // shape.block_bytes
+    if (size := blocks * shape.block_bytes) > (free := available_memory()):
+        raise ModelError(
+            f"{blocks} blocks of host memory need {format_bytes(size)}, but "
+            f"{format_bytes(free)} are free: lower swap_space to at most {free / 2**30:.1f}",
+            field="swap_space" if config.num_swap_blocks is None else "num_swap_blocks",
+        )
+    if blocks:
+        _log.info("Swap space: %d blocks (%s) of host memory", blocks, format_bytes(size))
     return blocks
 
 

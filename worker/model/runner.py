@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import logging
+import math
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from inferq.kernels.attention import attention_ops
-from inferq.protocol.errors import ModelError
+from inferq.protocol.errors import ErrorCode, ErrorInfo, ModelError
+from inferq.protocol.messages import TokenLogprob
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.plan import SampledToken, SequenceResult, StepPlan
-from inferq.worker.engine.runner_errors import NonFiniteLogitsError
-from inferq.worker.engine.sampler import Sampler
+from inferq.worker.engine.logits_editor import LogitsEditor, PendingEdits
+from inferq.worker.engine.logprobs import ROWS_AT_ONCE, token_logprobs
+from inferq.worker.engine.plan import RunnerSpeeds, SequenceResult, StepPlan
+from inferq.worker.engine.runner_errors import FailedRequestsError, NonFiniteLogitsError
+from inferq.worker.engine.sampler import Sampler, Samples, Unusable
+from inferq.worker.engine.sequence import Sequence
+from inferq.worker.model.asked import PromptRows
+from inferq.worker.model.block_moves import BlockMover
 from inferq.worker.model.config import ModelConfig
 from inferq.worker.model.hub import find_model_folder
-from inferq.worker.model.kv_cache import KVCacheShape, cpu_budget, pool_size
+from inferq.worker.model.kv_cache import KVCacheShape, cpu_budget, pool_size, swap_pool_size
 from inferq.worker.model.loader import load_weights
-from inferq.worker.model.profiling import cuda_budget
-from inferq.worker.model.step_inputs import StepInputBuilder
+from inferq.worker.model.profiling import cuda_budget, prefill_speed
+from inferq.worker.model.step_inputs import StepInputBuilder, StepInputs
+from inferq.worker.model.step_results import step_results
 from inferq.worker.model.transformer import Decoder
-from inferq.worker.model.vocabulary import tokenizer_vocab_size
+from inferq.worker.model.vocabulary import ModelVocabulary, tokenizer_vocab_size
 
 _log = logging.getLogger(__name__)
+
+_REASONS: Final = {
+    Unusable.NOT_FINITE: ErrorInfo(ErrorCode.INTERNAL, "the model's logits are not finite"),
+    Unusable.DEAD_END: ErrorInfo(
+        ErrorCode.INVALID_REQUEST,
+        "no token may follow the output so far: allowed_token_ids, structured_outputs, bad_words "
+        "and min_tokens leave none",
+    ),
+}
 
 
 class DecoderRunner:
@@ -33,6 +52,7 @@ class DecoderRunner:
         self,
         decoder: Decoder,
         kv_cache: Tensor,
+        swap_space: Tensor,
         config: EngineConfig,
         *,
         folder: Path,
@@ -43,40 +63,106 @@ class DecoderRunner:
         #: Where the model was read from; its tokenizer lies there too.
         self.folder = folder
         self.num_blocks = kv_cache.shape[0]
+        #: Blocks of host memory for sequences that are swapped out.
+        self.num_swap_blocks = swap_space.shape[0]
         self.max_model_len = max_model_len
         #: Tokens that exist: rows of the head beyond the tokenizer's ids are padding.
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(i for i in decoder.config.eos_token_ids if i < vocab_size)
         self._decoder = decoder
         self._kv_cache = kv_cache
+        self._block_size = config.block_size
+        self._max_num_tokens = config.max_num_batched_tokens
+        self._mover = BlockMover(kv_cache, swap_space)
         self._sampler = Sampler(vocab_size)
+        self._editor = LogitsEditor(ModelVocabulary(folder), vocab_size, self.eos_token_ids)
         self._inputs = StepInputBuilder(
             max_num_seqs=config.max_num_seqs,
             max_num_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
             max_model_len=max_model_len,
             block_size=config.block_size,
-            eos_token_ids=self.eos_token_ids,
+            vocab_size=vocab_size,
             device=kv_cache.device,
         )
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> list[SequenceResult]:
-        """Compute the plan's tokens and sample; raise `NonFiniteLogitsError` for broken rows."""
+        """Move blocks, compute the plan's tokens and sample.
+
+        Raises `FailedRequestsError` for requests that cannot go on; the blocks are moved then.
+        """
+        self._mover.start(plan)
+        if not plan.scheduled:
+            self._inputs.forget()
+            self._mover.finish(plan)
+            return []
         step = self._inputs.build(plan)
-        logits = self._decoder.forward(
+        edits = self._start_edits(step)
+        self._mover.finish(plan)
+        hidden = self._decoder.hidden(
             step.token_ids, step.positions, step.batch, self._kv_cache, step.rows
         )
-        if not step.sampled:
-            return [SequenceResult() for _ in plan.scheduled]
-        samples = self._sampler.sample(logits, step.sampling)
-        if samples.non_finite_rows:
-            failed = (step.sampled[row].request_id for row in samples.non_finite_rows)
-            raise NonFiniteLogitsError(tuple(dict.fromkeys(failed)))
-        sampled = map(SampledToken, samples.token_ids, samples.logprobs)
-        return [
-            SequenceResult((next(sampled),)) if item.samples else SequenceResult()
-            for item in plan.scheduled
-        ]
+        samples = None
+        if step.sampled:
+            samples = self._sample(step, hidden[: len(step.sampled)], edits)
+        prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+        if step.asks is not None and step.asks.prompt is not None:
+            rows = hidden[len(step.sampled) :]
+            prompt_logprobs = self._prompt_logprobs(plan, step.asks.prompt, rows)
+        return step_results(plan, step, samples, prompt_logprobs)
+
+    def measure(self) -> RunnerSpeeds:
+        """Measure what preemption costs by either means; before the first step only."""
+        return RunnerSpeeds(
+            prefill_tokens_per_s=prefill_speed(
+                self._decoder, self._kv_cache, self._block_size, self._max_num_tokens
+            ),
+            swap_bytes_per_s=self._mover.bytes_per_s(),
+            block_bytes=self._kv_cache[0].numel() * self._kv_cache.element_size(),
+        )
+
+    def _start_edits(self, step: StepInputs) -> PendingEdits | None:
+        editing: list[tuple[int, Sequence]] = []
+        if step.asks is not None:
+            self._editor.expect(step.asks.prefilling)
+            editing = step.asks.editing
+        if not editing and not step.too_early:
+            return None
+        return self._editor.start(editing, step.too_early)
+
+    def _sample(self, step: StepInputs, hidden: Tensor, pending: PendingEdits | None) -> Samples:
+        logits = self._decoder.logits(hidden)
+        edits = None if pending is None else pending.finish()
+        samples = self._sampler.sample(logits, step.sampling, edits)
+        if samples.unusable_rows:
+            raise FailedRequestsError(
+                {
+                    step.sampled[row].request_id: _REASONS[reason]
+                    for row, reason in samples.unusable_rows.items()
+                }
+            )
+        return samples
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, prompt: PromptRows, hidden: Tensor
+    ) -> dict[int, tuple[TokenLogprob, ...]]:
+        """Report prompt positions, by index into the plan; the head runs for a few at once."""
+        reports: list[TokenLogprob] = []
+        for first in range(0, len(prompt.rows), ROWS_AT_ONCE):
+            part = slice(first, first + ROWS_AT_ONCE)
+            logits = self._decoder.logits(hidden[part])[:, : self.vocab_size].float()
+            rows = torch.arange(len(logits), device=logits.device)
+            tokens = torch.from_numpy(prompt.next_tokens[part]).to(logits.device)
+            reports += token_logprobs(logits, rows, tokens, prompt.counts[part])
+        places = iter(reports)
+        found = {index: tuple(islice(places, size)) for index, size in prompt.owners}
+        if broken := [
+            plan.scheduled[index].sequence.request_id
+            for index, each in found.items()
+            if any(math.isnan(report.logprob) for report in each)
+        ]:
+            raise NonFiniteLogitsError(tuple(broken))
+        return found
 
 
 def load_runner(config: EngineConfig) -> DecoderRunner:
@@ -93,9 +179,12 @@ def load_runner(config: EngineConfig) -> DecoderRunner:
     else:
         budget = cuda_budget(config, decoder, shape)
     num_blocks = pool_size(config, shape, max_model_len, budget)
+    if config.enforce_eager:
+        _log.info("enforce_eager has no effect: there are no CUDA graphs to do without")
     return DecoderRunner(
         decoder,
         shape.allocate(num_blocks, device),
+        shape.allocate_on_host(swap_pool_size(config, shape, device), device),
         config,
         folder=folder,
         max_model_len=max_model_len,

@@ -19,26 +19,32 @@ from inferq.kernels.attention import AttentionBatch
 from inferq.worker.engine.plan import StepPlan
 from inferq.worker.engine.sampler import SamplingBatch
 from inferq.worker.engine.sequence import Sequence
+from inferq.worker.model.asked import Asked, StepAsks, num_alternatives, step_asks
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One step's tokens [T] and sampled rows [R] on the device."""
+    """One step's tokens [T] on the device, and what is sampled from which of their rows [R]."""
 
     token_ids: Tensor
     positions: Tensor
     batch: AttentionBatch
     rows: Tensor
-    """Indexes into T of the last tokens of the sequences that sample."""
+    """Indexes into T: the last tokens of the sequences that sample, then the asked prompt rows."""
     sampled: list[Sequence]
     """Those sequences, in the order of rows."""
     sampling: SamplingBatch
+    too_early: list[tuple[int, Sequence]]
+    """Rows of the sequences that may not end yet."""
+    asks: StepAsks | None
 
 
 class SequenceRows:
     """Host rows of the sequences in the latest plan; those that left it lose their row."""
 
-    def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_blocks: int, block_size: int, vocab_size: int
+    ) -> None:
         self.block_tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self.temperature = np.zeros(max_num_seqs, dtype=np.float32)
         self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
@@ -47,9 +53,12 @@ class SequenceRows:
         self.seed = np.zeros(max_num_seqs, dtype=np.int64)
         self.child = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
+        self.is_ranked = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.asked = np.zeros(max_num_seqs, dtype=np.uint8)
         #: Tokens before which a sequence may not end.
         self.min_length = np.zeros(max_num_seqs, dtype=np.int64)
         self._block_size = block_size
+        self._vocab_size = vocab_size
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._rows: dict[Sequence, int] = {}
         # The list that a row was copied from: a preempted sequence comes back with another one.
@@ -68,7 +77,8 @@ class SequenceRows:
     def _update(self, sequence: Sequence) -> None:
         table = sequence.block_table
         row = self._rows.get(sequence)
-        # Blocks before the first one that this step writes are full: they do not change.
+        # Blocks before the first one that this step writes are full: they do not change. Copying
+        # on write replaces that first one, or none.
         first = sequence.num_computed_tokens // self._block_size
         if row is None:
             row = self._rows[sequence] = self._free.pop()
@@ -80,14 +90,19 @@ class SequenceRows:
 
     def _set_params(self, row: int, sequence: Sequence) -> None:
         params = sequence.params
-        self.temperature[row] = 0.0 if params.is_greedy else params.temperature
+        # Beams are ranked, not drawn: what their search needs are the best candidates.
+        is_beam = params.beam_width is not None
+        logprobs = None if is_beam else params.logprobs
+        self.temperature[row] = 0.0 if is_beam or params.is_greedy else params.temperature
         self.top_k[row] = max(params.top_k, 0)
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
         self.seed[row] = params.seed or 0
         self.child[row] = sequence.child_index
         self.min_length[row] = sequence.num_prompt_tokens + params.min_tokens
-        self.num_logprobs[row] = -1 if params.logprobs is None else params.logprobs
+        self.num_logprobs[row] = num_alternatives(logprobs, self._vocab_size)
+        self.is_ranked[row] = not is_beam and params.num_candidates > params.n
+        self.asked[row] = Asked.by(params)
 
 
 class StepInputBuilder:
@@ -100,13 +115,14 @@ class StepInputBuilder:
         max_num_tokens: int,
         max_model_len: int,
         block_size: int,
-        eos_token_ids: frozenset[int],
+        vocab_size: int,
         device: torch.device,
     ) -> None:
         self._block_size = block_size
-        self._eos_token_ids = eos_token_ids
+        self._vocab_size = vocab_size
         self._device = device
-        self._rows = SequenceRows(max_num_seqs, -(-max_model_len // block_size), block_size)
+        max_blocks = -(-max_model_len // block_size)
+        self._rows = SequenceRows(max_num_seqs, max_blocks, block_size, vocab_size)
         # Pinned memory lets the copy to a GPU run beside the host.
         self._token_ids = torch.zeros(
             max_num_tokens, dtype=torch.int64, pin_memory=device.type == "cuda"
@@ -131,6 +147,12 @@ class StepInputBuilder:
         tables = self._rows.block_tables[rows, : -(-int(seq_lens.max()) // self._block_size)]
         blocks = tables[owners, positions // self._block_size].astype(np.int64)
         sampled = np.flatnonzero(seq_lens == known)
+        asks = step_asks(plan, self._rows.asked[rows], sampled, starts, self._vocab_size)
+        computed = ends[sampled] - 1
+        if asks is not None and asks.prompt is not None:
+            computed = np.concatenate((computed, asks.prompt.rows))
+        min_length = self._rows.min_length[rows[sampled]]
+        too_early = np.flatnonzero(known[sampled] < min_length).tolist()
         batch = AttentionBatch(
             query_starts=self._copy(np.append(starts, total).astype(np.int32)),
             seq_lens=self._copy(seq_lens.astype(np.int32)),
@@ -145,10 +167,16 @@ class StepInputBuilder:
             token_ids=self._token_ids[:total].to(self._device, non_blocking=True),
             positions=self._copy(positions),
             batch=batch,
-            rows=self._copy(ends[sampled] - 1),
+            rows=self._copy(computed),
             sampled=[sequences[index] for index in sampled.tolist()],
-            sampling=self._sampling(sequences, sampled, rows[sampled], known[sampled]),
+            sampling=self._sampling(rows[sampled], known[sampled], asks),
+            too_early=[(row, sequences[sampled[row]]) for row in too_early],
+            asks=asks,
         )
+
+    def forget(self) -> None:
+        """Let go of all sequences: a step has none."""
+        self._rows.assign(())
 
     def _fill_token_ids(self, plan: StepPlan, starts: NDArray[np.int64]) -> None:
         decodes = plan.scheduled[: plan.num_decodes]
@@ -164,37 +192,30 @@ class StepInputBuilder:
             ]
 
     def _sampling(
-        self,
-        sequences: list[Sequence],
-        sampled: NDArray[np.int64],
-        rows: NDArray[np.int64],
-        known: NDArray[np.int64],
+        self, rows: NDArray[np.int64], known: NDArray[np.int64], asks: StepAsks | None
     ) -> SamplingBatch:
         held = self._rows
-        pairs = [
-            (index, token)
-            for index in np.flatnonzero(known < held.min_length[rows]).tolist()
-            for token in self._end_tokens(sequences[sampled[index]])
-        ]
-        banned = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        sources, child, beams = None, held.child[rows], np.empty((0, 2), dtype=np.int64)
+        if asks is not None:
+            beams = np.array(asks.beams, dtype=np.int64).reshape(-1, 2)
+            if asks.children is not None:
+                sources = np.arange(rows.size).repeat([len(each) for each in asks.children])
+                child = np.array([c for each in asks.children for c in each], dtype=np.int64)
+                rows, known = rows[sources], known[sources]
         return SamplingBatch(
             temperature=held.temperature[rows],
             top_k=held.top_k[rows],
             top_p=held.top_p[rows],
             min_p=held.min_p[rows],
             seed=held.seed[rows],
-            child=held.child[rows],
+            child=child,
             position=known,
             num_logprobs=held.num_logprobs[rows],
-            banned_rows=banned[:, 0].copy(),
-            banned_tokens=banned[:, 1].copy(),
+            is_ranked=held.is_ranked[rows],
+            sources=sources,
+            beam_rows=beams[:, 0].copy(),
+            beam_widths=beams[:, 1].copy(),
         )
-
-    def _end_tokens(self, sequence: Sequence) -> list[int]:
-        """Return the tokens that would end the sequence, and may not do so yet."""
-        params = sequence.params
-        ends = set(params.stop_token_ids)
-        return sorted(ends if params.ignore_eos else ends | self._eos_token_ids)
 
     def _copy(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)

@@ -128,6 +128,7 @@ class Decoder:
         attention: AttentionOps,
     ) -> None:
         self.config = config
+        self.max_positions = max_positions
         self.embedding = torch.empty(
             config.vocab_size, config.hidden_size, dtype=dtype, device=device
         )
@@ -155,13 +156,28 @@ class Decoder:
 
         The result is [R, vocab_size]: the head runs only for rows that are sampled.
         """
+        return self.logits(self.hidden(token_ids, positions, batch, kv_cache, rows))
+
+    def hidden(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        batch: AttentionBatch,
+        kv_cache: Tensor,
+        rows: Tensor,
+    ) -> Tensor:
+        """Compute like `forward`, but stop before the head: returns `rows` [R, hidden_size]."""
         cos, sin = self._rotary.rows(positions)
         step = Step(self._attention, self._attention.plan(batch), kv_cache, cos, sin)
         hidden = embedding(token_ids, self.embedding)
         for layer in self.layers[:-1]:
             hidden = layer(hidden, step)
         hidden = self.layers[-1](hidden, step, rows)
-        return self.head(rms_norm(hidden, self.final_norm, self.config.rms_norm_eps))
+        return rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [R, vocab_size] of hidden rows [R, hidden_size]."""
+        return self.head(hidden)
 
     def pack(self) -> None:
         """Fix the weights' layout after loading; see `Linear.pack`."""

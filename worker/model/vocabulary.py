@@ -1,11 +1,48 @@
-"""How many token ids exist, read from the tokenizer's file."""
+"""A model's tokens as its tokenizer.json tells them: how many, and how texts are spelled."""
 
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from inferq.protocol.errors import ModelError
+
+
+class ModelVocabulary:
+    """The tokenizer of a model folder, read when it is first needed.
+
+    Raises `ModelError` where there is none, or it is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "tokenizer.json"
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the token ids of a piece of text, without special tokens around it."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def tokenizer_json(self) -> str:
+        """Return the tokenizer's file."""
+        if not self._file.is_file():
+            raise ModelError(f"{self._file.parent} has no tokenizer.json")
+        return self._file.read_text(encoding="utf-8")
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        try:
+            tokenizer = Tokenizer.from_str(self.tokenizer_json())
+        except ModelError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the Rust side raises bare exceptions
+            raise ModelError(f"{self._file} is damaged: {error}") from None
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
 
 
 def tokenizer_vocab_size(folder: Path) -> int | None:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from inferq.kernels.gumbel import gumbel_noise
 from inferq.protocol.params import SamplingParams
+from inferq.worker.engine.logits_edits import LogitsEdits
 from inferq.worker.engine.ranking import most_likely
-from inferq.worker.engine.sampler import Sampler, SamplingBatch
+from inferq.worker.engine.sampler import Sampler, SamplingBatch, Unusable
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -26,12 +27,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def batch_of(
-    params: list[SamplingParams],
-    positions: list[int] | None = None,
-    banned: list[tuple[int, int]] | None = None,
-) -> SamplingBatch:
-    pairs = np.array(banned or [], dtype=np.int64).reshape(-1, 2)
+def batch_of(params: list[SamplingParams], positions: list[int] | None = None) -> SamplingBatch:
     return SamplingBatch(
         temperature=np.array([0 if p.is_greedy else p.temperature for p in params], np.float32),
         top_k=np.array([max(p.top_k, 0) for p in params], np.int64),
@@ -41,9 +37,13 @@ def batch_of(
         child=np.zeros(len(params), np.int64),
         position=np.array(positions or [0] * len(params), np.int64),
         num_logprobs=np.array([-1 if p.logprobs is None else p.logprobs for p in params]),
-        banned_rows=pairs[:, 0].copy(),
-        banned_tokens=pairs[:, 1].copy(),
+        is_ranked=np.array([p.num_candidates > p.n for p in params]),
     )
+
+
+def bans(pairs: list[tuple[int, int]]) -> LogitsEdits:
+    columns = np.array(pairs, dtype=np.int64)
+    return LogitsEdits(None, columns[:, 0].copy(), columns[:, 1].copy())
 
 
 def log(probabilities: list[float]) -> Tensor:
@@ -231,7 +231,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
         SamplingParams(temperature=0, logprobs=0),
     ]
     best = int(logits[0].argmax())
-    samples = Sampler(50).sample(logits.clone(), batch_of(params, banned=[(0, best)]))
+    samples = Sampler(50).sample(logits.clone(), batch_of(params), bans([(0, best)]))
     first, nothing, chosen_only = samples.logprobs
     assert nothing is None
     assert first is not None
@@ -250,7 +250,7 @@ def test_banned_tokens_are_never_sampled(params: dict[str, Any]) -> None:
     logits = torch.tensor([9.0, 8.0, 0.0, 0.5]).repeat(40, 1)
     banned = [(row, token) for row in range(20) for token in (0, 1)]
     sampling = [SamplingParams(seed=0, **params)] * 40
-    tokens = Sampler(4).sample(logits, batch_of(sampling, list(range(40)), banned)).token_ids
+    tokens = Sampler(4).sample(logits, batch_of(sampling, list(range(40))), bans(banned)).token_ids
     assert set(tokens[:20]) <= {2, 3}
     assert set(tokens[20:]) <= {0, 1}
 
@@ -273,7 +273,7 @@ def test_rows_without_a_usable_maximum_are_named(params: dict[str, Any], value: 
     logits = torch.zeros(3, 4)
     logits[1, 2] = value
     samples = Sampler(4).sample(logits, batch_of([SamplingParams(seed=0, **params)] * 3))
-    assert samples.non_finite_rows == [1]
+    assert samples.unusable_rows == {1: Unusable.NOT_FINITE}
     assert len(samples.token_ids) == 3
 
 

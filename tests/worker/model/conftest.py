@@ -111,7 +111,7 @@ class Driver:
             max_num_tokens=256,
             max_model_len=128,
             block_size=block_size,
-            eos_token_ids=frozenset(),
+            vocab_size=self.config.vocab_size,
             device=device,
         )
 
