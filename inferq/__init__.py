@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from inferq.protocol.params import SamplingParams
+    from inferq.protocol.structured import StructuredOutputs
     from inferq.worker.llm import LLM
 
 __all__ = [
@@ -89,6 +90,7 @@ __all__ = [
     "StreamEvent",
     "StreamExpired",
     "StreamGap",
+    "StructuredOutputs",
     "Timings",
     "TokenLogprob",
     "TokenStream",
@@ -116,6 +118,7 @@ _HOMES: Final = MappingProxyType(
         "Lane": "inferq.protocol.keys",
         "SamplingParams": "inferq.protocol.params",
         "StreamEvent": _PRODUCER,
+        "StructuredOutputs": "inferq.protocol.structured",
         "Timings": _MESSAGES,
         "TokenLogprob": _MESSAGES,
         "TokenStream": _PRODUCER,

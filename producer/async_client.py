@@ -15,8 +15,8 @@ from inferq.producer.request import (
     PromptInput,
     check_idempotency_key,
     check_seconds,
+    cost_bounds,
     make_job,
-    prompt_token_bound,
     to_lane,
     to_prompt,
     to_schedule,
@@ -105,6 +105,7 @@ class AsyncClient:
         idempotency_key: str | None = None,
         metadata: Mapping[str, str] | None = None,
         model: str | None = None,
+        cache_salt: str | None = None,
     ) -> AsyncJobHandle:
         """Put a job into the queue and return its handle; do not wait for a worker.
 
@@ -117,22 +118,29 @@ class AsyncClient:
           with other content it raises `IdempotencyConflict`.
         - `metadata`: text by name, which travels with the job.
         - `model`: refuse the job if the worker serves another model.
+        - `cache_salt`: share cached prompt beginnings only with jobs of the same salt.
 
         Raises `InvalidRequestError`, `QueueFull`, `IdempotencyConflict` or `ServerLost`. A lost
         reply is retried and never makes a second job.
         """
-        job, digest = make_job(to_prompt(prompt, messages), params, model=model, metadata=metadata)
+        job, digest = make_job(
+            to_prompt(prompt, messages),
+            params,
+            model=model,
+            metadata=metadata,
+            cache_salt=cache_salt,
+        )
         chosen = to_lane(lane)
         deadline_ms, delay_ms = to_schedule(deadline_s, not_before, delay_s)
         check_idempotency_key(idempotency_key)
         scripts = self._scripts_of(job.id)
-        prompt_tokens = prompt_token_bound(job.prompt)
+        prompt_tokens, budget = cost_bounds(job)
         enqueued = await self._server.call(
             lambda: scripts.enqueue(
                 job,
                 lane=chosen,
                 prompt_tokens=prompt_tokens,
-                budget=job.params.max_tokens,
+                budget=budget,
                 deadline_ms=deadline_ms,
                 delay_ms=delay_ms,
                 idempotency_key=idempotency_key,

@@ -89,6 +89,7 @@ class Client:
         idempotency_key: str | None = None,
         metadata: Mapping[str, str] | None = None,
         model: str | None = None,
+        cache_salt: str | None = None,
     ) -> JobHandle:
         """Put a job into the queue and return its handle; see `AsyncClient.submit`."""
         handle = self._run(
@@ -103,6 +104,7 @@ class Client:
                 idempotency_key=idempotency_key,
                 metadata=metadata,
                 model=model,
+                cache_salt=cache_salt,
             )
         )
         return JobHandle(self, handle.id, created=handle.created)

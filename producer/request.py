@@ -45,11 +45,13 @@ def make_job(
     *,
     model: str | None = None,
     metadata: Mapping[str, str] | None = None,
+    cache_salt: str | None = None,
     partition: int = 0,
 ) -> tuple[Job, str]:
     """Return a job with an id of its own, and a seed if `params` has none; and its digest.
 
-    The digest is of what was asked for: not of the id, the time, or a seed that was drawn.
+    The digest is of what was asked for: not of the id, the time, the cache salt, or a seed that was
+    drawn.
     """
     if params is None:
         params = SamplingParams()
@@ -66,6 +68,7 @@ def make_job(
         model=model,
         metadata={} if metadata is None else metadata,
         created_ms=time.time_ns() // 1_000_000,
+        cache_salt=cache_salt,
     )
     digest = content_digest(job.prompt, params, job.model, job.metadata)
     if params.seed is None:
@@ -96,6 +99,19 @@ def to_prompt(prompt: PromptInput | None, messages: Sequence[ChatInput] | None) 
     if prompt and isinstance(prompt[0], (Mapping, ChatMessage)):
         return ChatPrompt(tuple(_chat_message(message) for message in prompt))
     return TokenPrompt(tuple(prompt))  # type: ignore[arg-type] # TokenPrompt checks every id
+
+
+def cost_bounds(job: Job) -> tuple[int, int | None]:
+    """Return how many tokens the job's prompt, and all its candidates, can be at most.
+
+    The prompt's is exact for token ids; the candidates' is None without `max_tokens`.
+    """
+    params = job.params
+    prompt_tokens = prompt_token_bound(job.prompt)
+    if params.truncate_prompt_tokens is not None and params.truncate_prompt_tokens > 0:
+        prompt_tokens = min(prompt_tokens, params.truncate_prompt_tokens)
+    budget = None if params.max_tokens is None else params.max_tokens * params.num_candidates
+    return prompt_tokens, budget
 
 
 def prompt_token_bound(prompt: Prompt) -> int:

@@ -10,7 +10,11 @@ from inferq.protocol.messages import FinishReason, Terminal, Timings, TokenLogpr
 
 @dataclass(frozen=True, slots=True)
 class JobOutput:
-    """One output of a job; `stop_reason` is the stop string or token id that ended it."""
+    """One output of a job; `stop_reason` is the stop string or token id that ended it.
+
+    `cumulative_logprob` sums its tokens' log-probabilities, with `logprobs`, `best_of` or beams; for
+    a beam it is the whole beam's, also where a stop string cut its end.
+    """
 
     index: int
     text: str
@@ -18,17 +22,23 @@ class JobOutput:
     logprobs: tuple[TokenLogprob, ...] | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """A finished job. `attempts` counts the workers that took it."""
+    """A finished job. `attempts` counts the workers that took it.
+
+    `outputs` are in the order of their indexes, best first with `best_of` and beams.
+    `prompt_logprobs` have an entry for each prompt token, None for the first.
+    """
 
     job_id: str
     outputs: tuple[JobOutput, ...]
     usage: Usage
     timings: Timings
     attempts: int
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -65,6 +75,7 @@ class _Draft:
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    cumulative_logprob: float | None = None
 
     def add(self, event: StreamEvent) -> None:
         self.pieces.append(event.text)
@@ -75,6 +86,8 @@ class _Draft:
             self.logprobs.extend(event.logprobs)
         self.finish_reason = event.finish_reason or self.finish_reason
         self.stop_reason = event.stop_reason if event.stop_reason is not None else self.stop_reason
+        if event.cumulative_logprob is not None:
+            self.cumulative_logprob = event.cumulative_logprob
 
     def output(self, index: int) -> JobOutput:
         return JobOutput(
@@ -84,15 +97,18 @@ class _Draft:
             logprobs=None if self.logprobs is None else tuple(self.logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            cumulative_logprob=self.cumulative_logprob,
         )
 
 
 async def collect(stream: TokenStream) -> JobResult:
     """Read a stream that begins at 0 to its end."""
     drafts: dict[int, _Draft] = {}
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     async with stream:
         async for event in stream:
             drafts.setdefault(event.index, _Draft()).add(event)
+            prompt_logprobs = event.prompt_logprobs or prompt_logprobs
     terminal = stream.terminal or Terminal(FinishReason.ERROR)
     return JobResult(
         job_id=stream.job_id,
@@ -100,4 +116,5 @@ async def collect(stream: TokenStream) -> JobResult:
         usage=terminal.usage,
         timings=terminal.timings,
         attempts=terminal.attempts,
+        prompt_logprobs=prompt_logprobs,
     )

@@ -40,8 +40,9 @@ class StreamEvent:
     """Tokens and text that are new since the event before.
 
     `offset` counts the tokens of output `index` before this event; `next_offset` is what to pass
-    as `from_offset` to go on after it. `finish_reason` and `stop_reason` come with the last event
-    of an output, `usage` with the last event of the job.
+    as `from_offset` to go on after it: the tokens of all outputs so far. Outputs take turns.
+    `finish_reason`, `stop_reason` and `cumulative_logprob` come with the last event of an output,
+    `prompt_logprobs` with the first of output 0, `usage` with the last event of the job.
     """
 
     job_id: str
@@ -54,6 +55,8 @@ class StreamEvent:
     stop_reason: str | int | None
     usage: Usage | None
     next_offset: int
+    cumulative_logprob: float | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
 
 class TokenStream:
@@ -201,6 +204,8 @@ class TokenStream:
             stop_reason=event.stop_reason,
             usage=None if terminal is None else terminal.usage,
             next_offset=self.next_offset,
+            cumulative_logprob=event.cumulative_logprob,
+            prompt_logprobs=event.prompt_logprobs,
         )
 
 

@@ -11,8 +11,9 @@ from typing import Any
 class WorkerInfo:
     """One worker's last report, `age_s` seconds ago by the server's clock.
 
-    Counts are in KV blocks of `block_size` tokens, and in jobs; `peak_blocks` is the most blocks
-    that were ever in use.
+    Counts are in KV blocks of `block_size` tokens, and in sequences; `peak_blocks` is the most
+    blocks that were ever in use. `prefix_hit_tokens` of `prefix_query_tokens` prompt tokens were
+    found in the prefix cache since the worker started.
     """
 
     name: str
@@ -27,6 +28,10 @@ class WorkerInfo:
     max_model_len: int
     running: int
     waiting: int
+    swapped: int = 0
+    preemptions: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
 
     @classmethod
     def from_report(cls, name: str, report: Mapping[str, Any], now_ms: int) -> WorkerInfo:
@@ -49,4 +54,8 @@ class WorkerInfo:
             max_model_len=count("max_model_len"),
             running=count("running"),
             waiting=count("waiting"),
+            swapped=count("swapped"),
+            preemptions=count("preemptions"),
+            prefix_query_tokens=count("prefix_queries"),
+            prefix_hit_tokens=count("prefix_hits"),
         )

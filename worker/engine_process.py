@@ -157,6 +157,8 @@ class EngineLoop:
                 "cached": stats.blocks_cached,
                 "peak": self._peak_blocks,
                 "preemptions": stats.num_preemptions,
+                "prefix_queries": stats.prefix_query_tokens,
+                "prefix_hits": stats.prefix_hit_tokens,
             },
         )
 

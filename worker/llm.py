@@ -143,10 +143,10 @@ class LLM:
         ]
         return self._run(inputs, sampling_params, None, use_tqdm=use_tqdm)
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes, as if the model had just been loaded."""
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; return whether that was all that the KV pool held."""
         with self._lock:
-            self._engine.reset_prefix_cache()
+            return self._engine.reset_prefix_cache()
 
     def _run(
         self,

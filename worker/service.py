@@ -279,6 +279,10 @@ class _Session:
             "peak": stats.get("peak", 0),
             "running": stats.get("running", 0),
             "waiting": stats.get("waiting", 0),
+            "swapped": stats.get("swapped", 0),
+            "preemptions": stats.get("preemptions", 0),
+            "prefix_queries": stats.get("prefix_queries", 0),
+            "prefix_hits": stats.get("prefix_hits", 0),
         }
 
     async def _watch(self) -> None:

@@ -29,9 +29,10 @@ def submit(arguments: argparse.Namespace) -> int:
             idempotency_key=arguments.idempotency_key,
             metadata=_metadata(arguments.metadata),
             model=arguments.model,
+            cache_salt=arguments.cache_salt,
         )
         if arguments.wait:
-            return _wait(job, arguments, from_offset=0)
+            return _wait(job, arguments, from_offset=0, several=params.n > 1)
     if arguments.json:
         print_json({"job_id": job.id, "created": job.created})
     else:
@@ -67,11 +68,14 @@ def cancel(arguments: argparse.Namespace) -> int:
     return exit_codes.OK
 
 
-def _wait(job: JobHandle, arguments: argparse.Namespace, *, from_offset: int) -> int:
+def _wait(
+    job: JobHandle, arguments: argparse.Namespace, *, from_offset: int, several: bool = False
+) -> int:
     timeout_s = arguments.timeout
     try:
         if arguments.stream or from_offset:
-            print_stream(job.stream(from_offset, timeout_s=timeout_s), as_json=arguments.json)
+            stream = job.stream(from_offset, timeout_s=timeout_s)
+            print_stream(stream, as_json=arguments.json, several=several)
         else:
             print_result(job.result(timeout_s=timeout_s), as_json=arguments.json)
     except KeyboardInterrupt:

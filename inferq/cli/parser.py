@@ -41,6 +41,8 @@ Examples:
   inferq submit --chat "What is the capital of France?" --temperature 0
   cat question.txt | inferq submit --system "Answer in one word." -
   inferq submit --token-ids "1 2 3" --json
+  inferq submit "The three best ideas are" --n 3 --stream
+  inferq submit --chat "Name a colour." --choice red --choice green
   ID=$(inferq submit "Write a poem" --no-wait) && inferq result "$ID" --stream
 """
 
@@ -133,6 +135,9 @@ def _add_submit(commands: Commands) -> None:
         "--metadata", action="append", default=[], metavar="KEY=VALUE", help="kept with the job"
     )
     parser.add_argument("--model", metavar="NAME", help="refuse a worker that serves another model")
+    parser.add_argument(
+        "--cache-salt", metavar="TEXT", help="share cached prompts only with jobs of the same salt"
+    )
     parser.add_argument(
         "--no-wait", dest="wait", action="store_false", help="print the job's id and leave"
     )

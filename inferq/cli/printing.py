@@ -7,22 +7,58 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inferq.producer import JobResult, JobStream
+from inferq.producer import JobResult, JobStream, StreamEvent
 
 
-def print_stream(stream: JobStream, *, as_json: bool) -> None:
-    """Print events as they come; end the text with a line break."""
-    wrote_text = False
+class _TextPrinter:
+    """Prints one output as it grows; several by whole lines, each with its index before it."""
+
+    def __init__(self, *, several: bool) -> None:
+        self._several = several
+        #: What was not printed yet of each output's last line; of a single one, what was.
+        self._lines: dict[int, str] = {}
+
+    def add(self, event: StreamEvent) -> None:
+        if event.index > 0 and not self._several:
+            self.end()  # it was not known that there are several
+            self._lines.clear()
+            self._several = True
+        line = self._lines.get(event.index, "") + event.text
+        if not self._several:
+            print(event.text, end="", flush=True)
+            self._lines[0] = line
+            return
+        *complete, self._lines[event.index] = line.split("\n")
+        for text in complete:
+            print(f"[{event.index}] {text}", flush=True)
+        if event.finish_reason is not None:
+            print(f"[{event.index}] {self._lines.pop(event.index)}", flush=True)
+
+    def end(self) -> None:
+        """End what was begun with a line break."""
+        if not self._several:
+            if self._lines.get(0):
+                print(flush=True)
+            return
+        for index, line in sorted(self._lines.items()):
+            if line:
+                print(f"[{index}] {line}", flush=True)
+
+
+def print_stream(stream: JobStream, *, as_json: bool, several: bool = False) -> None:
+    """Print events as they come; end the text with a line break.
+
+    Where `several` outputs take turns, each line begins with the index of its output.
+    """
+    printer = _TextPrinter(several=several)
     try:
         for event in stream:
             if as_json:
                 print_json(event)
             else:
-                print(event.text, end="", flush=True)
-                wrote_text = wrote_text or bool(event.text)
+                printer.add(event)
     finally:
-        if wrote_text:
-            print(flush=True)
+        printer.end()
 
 
 def print_result(result: JobResult, *, as_json: bool) -> None:
@@ -30,8 +66,12 @@ def print_result(result: JobResult, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
+    several = len(result.outputs) > 1
     for output in result.outputs:
-        print(output.text, flush=True)
+        text = output.text
+        if several:
+            text = "\n".join(f"[{output.index}] {line}" for line in text.split("\n"))
+        print(text, flush=True)
 
 
 def print_fields(record: Any) -> None:
