@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ from torch import Tensor
 
 from inferq.kernels.attention import attention_ops
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.plan import ScheduledSequence, StepPlan
-from inferq.worker.engine.sequence import EngineRequest, Sequence
+from inferq.worker.engine.config import EngineConfig
+from inferq.worker.engine.plan import BlockCopy, ScheduledSequence, SequenceResult, StepPlan
+from inferq.worker.engine.sequence import EngineRequest, Sequence, SequenceStatus
 from inferq.worker.model.config import ModelConfig
 from inferq.worker.model.kv_cache import KVCacheShape
 from inferq.worker.model.loader import load_weights
+from inferq.worker.model.runner import DecoderRunner, load_runner
 from inferq.worker.model.step_inputs import StepInputBuilder
 from inferq.worker.model.transformer import Decoder
 
@@ -168,3 +171,99 @@ class Driver:
 def driver_of() -> Callable[[Path], Driver]:
     """Load a folder into a `Driver`."""
     return Driver
+
+
+class Loop:
+    """Drives a runner as an engine would: blocks from one list, every sequence in every step."""
+
+    def __init__(self, runner: DecoderRunner, block_size: int = 16, seed: int = 0) -> None:
+        self.runner = runner
+        self.block_size = block_size
+        self.free = list(range(runner.num_blocks))
+        random.Random(seed).shuffle(self.free)
+        self.results: dict[Sequence, list[SequenceResult]] = {}
+        self.copies: list[BlockCopy] = []
+
+    def add(self, token_ids: list[int], name: str = "", **params: Any) -> Sequence:
+        """Give a new sequence, to be run by `run` or `step`."""
+        request = EngineRequest(
+            request_id=name or str(len(self.results)),
+            prompt_token_ids=tuple(token_ids),
+            params=SamplingParams(**{"seed": 7, "ignore_eos": True, **params}),
+        )
+        sequence = Sequence(request, self.block_size)
+        self.results[sequence] = []
+        return sequence
+
+    def step(
+        self, sequences: list[Sequence], chunk: int = 10**6, children: tuple[int, ...] = ()
+    ) -> list[SequenceResult]:
+        """Compute at most `chunk` tokens of each sequence, and append what is sampled."""
+        items = [
+            ScheduledSequence(s, min(chunk, len(s.token_ids) - s.num_computed_tokens), children)
+            for s in sequences
+        ]
+        items.sort(key=lambda item: item.num_tokens > 1)
+        for item in items:
+            self._cover(item.sequence, item.sequence.num_computed_tokens + item.num_tokens)
+        results = self.runner.execute(StepPlan(items, block_copies=self.copies))
+        self.copies = []
+        for item, result in zip(items, results, strict=True):
+            assert item.samples == bool(result.samples or result.candidates)
+            item.sequence.num_computed_tokens += item.num_tokens
+            self.results[item.sequence].append(result)
+            if len(result.samples) == 1:
+                item.sequence.token_ids.append(result.samples[0].token_id)
+        by_sequence = {item.sequence: result for item, result in zip(items, results, strict=True)}
+        return [by_sequence[sequence] for sequence in sequences]
+
+    def run(self, sequences: list[Sequence], chunk: int = 10**6, stop: int | None = None) -> None:
+        """Step until all have `max_tokens`, or end with the token `stop`."""
+        left = sequences
+        while left := [s for s in left if not self._is_done(s, stop)]:
+            self.step(left, chunk)
+        for sequence in sequences:
+            self.drop(sequence)
+            sequence.status = SequenceStatus.FINISHED
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks; it is computed again when it runs next."""
+        self.free += sequence.block_table
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
+
+    def fork(self, parent: Sequence, child_index: int) -> Sequence:
+        """Give a sequence that shares the parent's full blocks, and has a copy of the last one."""
+        child = self.add(parent.token_ids[: parent.num_prompt_tokens], parent.request_id)
+        child.params, child.child_index = parent.params, child_index
+        child.token_ids = parent.token_ids.copy()
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.block_table = parent.block_table.copy()
+        return child
+
+    def copy_on_write(self, sequence: Sequence) -> None:
+        """Give the sequence a last block of its own, copied in the next step."""
+        block = self.free.pop()
+        self.copies.append(BlockCopy(sequence.block_table[-1], block))
+        sequence.block_table[-1] = block
+
+    def _cover(self, sequence: Sequence, num_tokens: int) -> None:
+        while len(sequence.block_table) * self.block_size < num_tokens:
+            sequence.block_table.append(self.free.pop())
+
+    @staticmethod
+    def _is_done(sequence: Sequence, stop: int | None) -> bool:
+        output = sequence.output_token_ids
+        return len(output) == sequence.params.max_tokens or (bool(output) and output[-1] == stop)
+
+
+@pytest.fixture(scope="session")
+def loop_of() -> Callable[..., Loop]:
+    """Load a folder into a runner, and give a `Loop` over it."""
+
+    def make(folder: Path, **options: Any) -> Loop:
+        options = {"num_kv_blocks": 64, "device": "cpu", **options}
+        config = EngineConfig(model=str(folder), **options)
+        return Loop(load_runner(config), config.block_size)
+
+    return make
