@@ -13,6 +13,7 @@ def load_engine(config: EngineConfig) -> Engine:
     Raises `ModelError` or `InvalidRequestError` for a model or an option that cannot be served.
     """
     runner = load_runner(config)
+    must_compare = config.preemption_mode == "auto" and runner.num_swap_blocks > 0
     return Engine(
         config,
         runner,
@@ -20,4 +21,6 @@ def load_engine(config: EngineConfig) -> Engine:
         max_model_len=runner.max_model_len,
         eos_token_ids=runner.eos_token_ids,
         vocab_size=runner.vocab_size,
+        num_swap_blocks=runner.num_swap_blocks,
+        speeds=runner.measure() if must_compare else None,
     )

@@ -137,6 +137,17 @@ class BeamSearch:
         )
         return BeamStep(tuple(survivors))
 
+    def stop(self) -> None:
+        """Finish the live beams as they are, as if `max_new_tokens` had been reached."""
+        end = End(FinishReason.LENGTH)
+        kept = list(self._finished)
+        for beam in self._live:
+            score = self._score(beam.cumulative_logprob, self._length)
+            kept.append(_Finished(score, beam, end))
+        kept.sort(key=lambda text: text.score, reverse=True)
+        self._finished = kept[: self._width]
+        self._live = ()
+
     def hypotheses(self) -> tuple[BeamHypothesis, ...]:
         """Return the best finished texts, best first, at most `n`; final when the search is."""
         return tuple(

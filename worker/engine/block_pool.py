@@ -24,10 +24,9 @@ class BlockPool:
     the least recently used. A block table is a list of block ids; forking one is `acquire` on it.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.enable_prefix_caching = enable_prefix_caching
         self._blocks = [Block(index) for index in range(num_blocks)]
         self._free = FreeList()
         self._by_digest: dict[bytes, Block] = {}
@@ -49,6 +48,10 @@ class BlockPool:
     def num_cached(self) -> int:
         """Free blocks whose content can be reused."""
         return self._num_free_cached
+
+    def references(self, block_id: int) -> int:
+        """Return how many tables hold the block."""
+        return self._blocks[block_id].references
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens`."""
@@ -82,30 +85,46 @@ class BlockPool:
     def register(self, block_id: int, link: BlockLink) -> None:
         """Make a block's content reusable; it must be computed, and the block in use.
 
-        Where another block already holds the same content, that one stays the reusable one.
+        Where another block in use already holds the same content, that one stays the reusable one.
+        A free one gives way, so that whoever comes next shares the block in use.
         """
-        if self.enable_prefix_caching and link.digest not in self._by_digest:
-            block = self._blocks[block_id]
-            block.link = link
-            self._by_digest[link.digest] = block
+        block, holder = self._blocks[block_id], self._by_digest.get(link.digest)
+        if block.link is not None or (holder is not None and holder.references):
+            return
+        if holder is not None:
+            holder.link = None
+            self._num_free_cached -= 1
+            self._free.remove(holder)
+            self._free.push_front(holder)
+        block.link = link
+        self._by_digest[link.digest] = block
 
-    def match_prefix(self, chain: PrefixChain, token_ids: Sequence[int]) -> PrefixMatch:
+    def match_prefix(
+        self, chain: PrefixChain, token_ids: Sequence[int], num_tokens: int | None = None
+    ) -> PrefixMatch:
         """Find the longest cached prefix of `token_ids`, whose chain is `chain`; acquire nothing.
 
-        Covers at most all tokens but the last, so that there is always one to compute.
+        Covers at most `num_tokens`, and never the last token, so that there is one to compute.
         """
         block_ids: list[int] = []
         num_free = 0
-        if self.enable_prefix_caching:
-            limit = (len(token_ids) - 1) // self.block_size
-            chain.extend(token_ids, limit)
-            for link in chain.links[:limit]:
-                block = self._by_digest.get(link.digest)
-                if block is None or block.link != link:
-                    break
-                block_ids.append(block.index)
-                num_free += block.references == 0
+        limit = len(token_ids) - 1 if num_tokens is None else min(num_tokens, len(token_ids) - 1)
+        limit //= self.block_size
+        chain.extend(token_ids, limit)
+        for link in chain.links[:limit]:
+            block = self._by_digest.get(link.digest)
+            if block is None or block.link != link:
+                break
+            block_ids.append(block.index)
+            num_free += block.references == 0
         return PrefixMatch(block_ids, num_free)
+
+    def forget(self) -> None:
+        """Make nothing reusable any more; blocks in use stay with their tables."""
+        for block in self._by_digest.values():
+            block.link = None
+        self._by_digest.clear()
+        self._num_free_cached = 0
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
         """Raise `RuntimeError` unless the pool's books agree with all the block tables in use."""

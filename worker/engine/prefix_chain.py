@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
@@ -31,6 +32,12 @@ class PrefixChain:
         self._block_size = block_size
         self._root = sha256(salt.encode()).digest()
         self.links: list[BlockLink] = []
+
+    def copy(self) -> PrefixChain:
+        """Return a chain that holds the same links and grows on its own."""
+        chain = copy.copy(self)
+        chain.links = self.links.copy()
+        return chain
 
     def extend(self, token_ids: Sequence[int], num_blocks: int) -> None:
         """Add the links up to `num_blocks`, all of whose tokens `token_ids` must hold."""

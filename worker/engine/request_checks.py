@@ -13,9 +13,6 @@ from inferq.worker.engine.sequence import EngineRequest
 _DEFAULTS: Final = SamplingParams()
 #: Parameters that the engine does not serve yet.
 UNSUPPORTED: Final = (
-    "n",
-    "best_of",
-    "beam_width",
     "allowed_token_ids",
     "structured_outputs",
     "bad_words",
@@ -23,15 +20,23 @@ UNSUPPORTED: Final = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
-    "prompt_logprobs",
     "truncate_prompt_tokens",
     "detokenize",
     "spaces_between_special_tokens",
 )
 
 
-def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int) -> None:
-    """Raise `InvalidRequestError`, naming field and limit, for what can never be served."""
+def check_request(
+    request: EngineRequest,
+    *,
+    max_model_len: int,
+    vocab_size: int,
+    max_num_seqs: int | None = None,
+) -> None:
+    """Raise `InvalidRequestError`, naming field and limit, for what can never be served.
+
+    `max_num_seqs` is None where the engine, which checks again, is not at hand.
+    """
     prompt, params = request.prompt_token_ids, request.params
     for name in UNSUPPORTED:
         if getattr(params, name) != getattr(_DEFAULTS, name):
@@ -56,10 +61,29 @@ def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int
         raise InvalidRequestError("must be set before a request reaches the engine", field="seed")
     if not math.isfinite(request.arrival):
         raise InvalidRequestError(f"{request.arrival} is not a time", field="arrival")
+    _check_outputs(request, max_num_seqs)
     _check_vocabulary("prompt_token_ids", prompt, vocab_size)
     for output in request.resumed:
         _check_vocabulary("resumed", output.token_ids, vocab_size)
     _check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
+
+
+def _check_outputs(request: EngineRequest, max_num_seqs: int | None) -> None:
+    params = request.params
+    if max_num_seqs is not None and params.num_candidates > max_num_seqs:
+        field = "beam_width" if params.beam_width else "best_of" if params.best_of else "n"
+        raise InvalidRequestError(
+            f"{params.num_candidates} sequences are more than the {max_num_seqs} that run at once",
+            field=field,
+            limit=max_num_seqs,
+        )
+    most = 0 if params.publishes_at_end else params.num_candidates
+    if len(request.resumed) > most:
+        raise InvalidRequestError(
+            f"{len(request.resumed)} outputs, but this request can resume {most}",
+            field="resumed",
+            limit=most,
+        )
 
 
 def _check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -2,215 +2,256 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
-from enum import Enum
-from itertools import chain
-from typing import NamedTuple
-
-from inferq.protocol.errors import ErrorCode, ErrorInfo
+from inferq.worker.engine.admission import Admission, Demand, Rejection, Verdict
 from inferq.worker.engine.block_pool import BlockPool, PrefixMatch
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.plan import ScheduledSequence, SequenceResult, StepPlan
+from inferq.worker.engine.draft import Draft
+from inferq.worker.engine.group import SequenceGroup
+from inferq.worker.engine.host_pool import HostPool
+from inferq.worker.engine.plan import RunnerSpeeds, ScheduledSequence, StepPlan
+from inferq.worker.engine.preemption import Preemption, PreemptionHook
+from inferq.worker.engine.residency import Residency, distinct_blocks
 from inferq.worker.engine.sequence import Sequence, SequenceStatus
-from inferq.worker.engine.sequence_queue import SequenceQueue
-
-
-class Admission(Enum):
-    """Whether a waiting sequence may start: now, once others have freed blocks, or never."""
-
-    OK = "ok"
-    LATER = "later"
-    NEVER = "never"
-
-
-class Rejection(NamedTuple):
-    """A sequence that can never run, and why."""
-
-    sequence: Sequence
-    error: ErrorInfo
 
 
 class Scheduler:
     """Closes the gap between tokens known and tokens computed, under one token budget per step.
 
     There are no prefill and decode phases: running sequences come first, those with a single token
-    to compute before the others so that a long prompt delays nobody's next token, then waiting
-    ones, all by `Sequence.order`. Blocks are allocated for the tokens of the step and no sooner. A
-    running sequence that finds no free block takes those of the last in order, which is computed
-    again later, from its own place in the queue; if it is the last itself it keeps its blocks and
-    sits the step out. The first in order always advances, so every sequence ends.
+    to compute before the others so that a long prompt delays nobody's next token, then candidates
+    for admission, all by `Sequence.order`; a candidate with a better priority than a running prompt
+    is admitted before that gets its tokens. Blocks are promised for the tokens of the step and no
+    sooner. A running sequence that finds no free block takes those of the last in order; if it is
+    the last itself it keeps its blocks and sits the step out. The first in order always advances,
+    so every sequence ends.
 
-    `pool` must hold the longest sequence; the caller ends those that would outgrow it.
+    The beams of a search are one unit here: all of them step, or none. After they were preempted
+    by recompute, each is computed up to its last token but one before they step again, so that
+    what they share is computed once and found in the prefix cache by the others.
+
+    `pool` must hold the longest sequence, and each search one more step; the caller ends those that
+    would outgrow it.
     """
 
-    def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
-        self.pool = pool
-        self.running = SequenceQueue()
-        self.waiting = SequenceQueue()
-        self.num_preemptions = 0
-        #: Tokens looked up in the prefix cache by sequences that ran for the first time, and found.
+    def __init__(
+        self,
+        config: EngineConfig,
+        pool: BlockPool,
+        host: HostPool,
+        *,
+        speeds: RunnerSpeeds | None = None,
+        preemption_hook: PreemptionHook | None = None,
+    ) -> None:
+        self.residency = Residency(pool, host)
+        self.preemption = Preemption(self.residency, config.preemption_mode, speeds)
+        #: Tokens looked up in the prefix cache by requests that ran for the first time, and found.
         self.prefix_query_tokens = 0
         self.prefix_hit_tokens = 0
-        self._max_num_seqs = config.max_num_seqs
+        self._pool = pool
+        self._running = self.residency.running
+        self._admission = Admission(self.residency, self.preemption, config.max_num_seqs)
         self._max_num_batched_tokens = config.max_num_batched_tokens
-        #: Blocks left free at admission, so that running sequences can grow before they preempt.
-        self._watermark = pool.num_blocks // 100
+        self._max_chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        self._preemption_hook = preemption_hook
+        self._draft = Draft(pool, 0)
 
-    def add(self, sequence: Sequence) -> None:
-        """Let a new sequence wait for its turn."""
-        self.waiting.add(sequence)
+    def add(self, group: SequenceGroup) -> None:
+        """Let a new request's sequences wait for their turn."""
+        for sequence in group.sequences:
+            self.residency.waiting.add(sequence)
 
     def schedule(self) -> tuple[StepPlan, list[Rejection]]:
-        """Plan a step and allocate its blocks; also return what can never run, now ended."""
-        draft = _Draft(self._max_num_batched_tokens)
-        self._schedule_running(draft)
-        rejected = [] if draft.lacks_blocks else self._admit_waiting(draft)
-        return draft.plan(), rejected
+        """Plan a step and take its blocks; also return what can never run, now ended."""
+        draft = self._draft = Draft(self._pool, self._max_num_batched_tokens)
+        rejected: list[Rejection] = []
+        if self._preemption_hook is not None:
+            self.preemption.force(draft, self._preemption_hook(tuple(self._running)))
+        for sequence in self._schedule_decodes(draft):
+            self._admit(draft, rejected, outranked=sequence)
+            self._schedule_longer(draft, sequence)
+        self._admit(draft, rejected)
+        return draft.settle(), rejected
 
-    def update(self, plan: StepPlan, results: SequenceOf[SequenceResult]) -> None:
-        """Record a computed plan and its results."""
-        for item, result in zip(plan.scheduled, results, strict=True):
-            if item.samples != bool(result.samples):
-                raise RuntimeError(f"{item}: the runner gave {result}")
-            self._advance(item.sequence, item.num_tokens)
-            item.sequence.token_ids.extend(token.token_id for token in result.samples)
+    def confirm_moves(self) -> None:
+        """Record that the last plan's blocks were moved: what came in is reusable."""
+        for sequence in self._draft.swapped_in:
+            self._register(sequence, 0)
+        self._draft.swapped_in.clear()
+        self._draft.swapped_out.clear()
+        self._draft.copied.clear()
 
-    def finish(self, sequence: Sequence) -> None:
-        """End a waiting or running sequence; its blocks are free at once."""
-        queue = self.running if sequence.status is SequenceStatus.RUNNING else self.waiting
-        queue.remove(sequence)
-        self._drop_blocks(sequence)
-        sequence.status = SequenceStatus.FINISHED
+    def abandon_moves(self) -> None:
+        """Give up the KV that the last plan was to move: nobody knows what became of it."""
+        draft = self._draft
+        for moved in (*draft.swapped_out, *draft.swapped_in, *draft.copied):
+            if moved.status in (SequenceStatus.RUNNING, SequenceStatus.SWAPPED):
+                self.preemption.drop(moved)
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Take a running sequence's blocks; it waits, at its own place, to be computed again."""
-        self.running.remove(sequence)
-        self._drop_blocks(sequence)
-        sequence.status = SequenceStatus.WAITING
-        sequence.num_computed_tokens = 0
-        sequence.num_preemptions += 1
-        self.num_preemptions += 1
-        self.waiting.add(sequence)
+    def advance(self, item: ScheduledSequence) -> None:
+        """Record that a scheduled sequence's tokens are computed."""
+        sequence, computed = item.sequence, item.sequence.num_computed_tokens
+        sequence.num_computed_tokens = computed + item.num_tokens
+        first_full = computed // self._pool.block_size
+        if sequence.num_computed_tokens // self._pool.block_size > first_full:
+            self._register(sequence, first_full)
 
-    def check_integrity(self) -> None:
-        """Raise `RuntimeError` unless blocks and sequences account for each other."""
-        self.pool.check_integrity(s.block_table for s in chain(self.running, self.waiting))
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; return whether no sequence holds blocks any more."""
+        self._pool.forget()
+        return self._pool.num_used == 0
 
-    def _schedule_running(self, draft: _Draft) -> None:
+    def _register(self, sequence: Sequence, first_full: int) -> None:
+        num_full = sequence.num_computed_tokens // self._pool.block_size
+        chain, table = sequence.prefix_chain, sequence.block_table
+        chain.extend(sequence.token_ids, num_full)
+        for i in range(first_full, num_full):
+            self._pool.register(table[i], chain.links[i])
+
+    def _schedule_decodes(self, draft: Draft) -> list[Sequence]:
+        """Schedule those with one token to compute; return the others, one for each search."""
         longer: list[Sequence] = []
+        searches: set[SequenceGroup] = set()
         # a copy: preemption changes the queue
-        for sequence in list(self.running):
-            if len(sequence.token_ids) - sequence.num_computed_tokens > 1:
+        for sequence in list(self._running):
+            group = sequence.group
+            if group.search is not None and len(group.sequences) > 1:
+                if group not in searches and sequence.status is SequenceStatus.RUNNING:
+                    searches.add(group)
+                    if not self._step_beams(draft, group):
+                        longer.append(sequence)
+            elif len(sequence.token_ids) - sequence.num_computed_tokens > 1:
                 longer.append(sequence)
             elif sequence.status is SequenceStatus.RUNNING:
-                self._schedule_one(draft, sequence)
-        for sequence in longer:
-            if draft.budget and sequence.status is SequenceStatus.RUNNING:
-                self._schedule_one(draft, sequence)
+                self._schedule_one(draft, sequence, 1)
+        return longer
 
-    def _schedule_one(self, draft: _Draft, sequence: Sequence) -> None:
-        computed = sequence.num_computed_tokens
-        num_tokens = min(len(sequence.token_ids) - computed, draft.budget)
-        missing = self.pool.blocks_for(computed + num_tokens) - len(sequence.block_table)
-        if missing > 0:
-            while missing > self.pool.num_free:
-                draft.lacks_blocks = True
-                if (victim := self.running.last) is sequence:
-                    return
-                draft.withdraw(victim)
-                self.preempt(victim)
-            sequence.block_table += self.pool.allocate(missing)
-        draft.add(sequence, num_tokens)
+    def _schedule_longer(self, draft: Draft, sequence: Sequence) -> None:
+        if sequence.status is not SequenceStatus.RUNNING:
+            return
+        if sequence.group.steps_together:
+            self._catch_up(draft, sequence.group)
+            return
+        gap = sequence.num_uncomputed_tokens
+        num_tokens = min(gap, draft.budget, self._max_chunk)
+        if num_tokens:
+            self._schedule_one(draft, sequence, num_tokens)
+        if num_tokens < gap or sequence.spare_slots:
+            wanted = sequence.num_tokens // self._pool.block_size + sequence.num_slots
+            covered = self._pool.blocks_for(sequence.num_computed_tokens + num_tokens)
+            draft.owe(sequence, wanted - max(covered, len(sequence.block_table)))
 
-    def _admit_waiting(self, draft: _Draft) -> list[Rejection]:
-        rejected: list[Rejection] = []
-        while self.waiting and draft.budget and len(self.running) < self._max_num_seqs:
-            sequence = self.waiting.first
-            match = self.pool.match_prefix(sequence.prefix_chain, sequence.token_ids)
-            admission = self._admission(sequence, match)
-            if admission is Admission.LATER:
-                break
-            if admission is Admission.NEVER:
-                self.finish(sequence)
-                rejected.append(Rejection(sequence, self._never_fits(sequence)))
-            else:
-                self._start(sequence, match)
-                self._schedule_one(draft, sequence)
-        return rejected
+    def _schedule_one(self, draft: Draft, sequence: Sequence, num_tokens: int) -> None:
+        room = len(sequence.block_table) * self._pool.block_size - sequence.num_computed_tokens
+        if num_tokens <= room and not sequence.group.has_forked:
+            draft.add_in_place(sequence, num_tokens)
+        else:
+            self._reserve(draft, [(sequence, num_tokens)])
 
-    def _admission(self, sequence: Sequence, match: PrefixMatch) -> Admission:
-        """Judge by the blocks of all known tokens and the next, not of the first chunk alone."""
-        blocks_for, known = self.pool.blocks_for, len(sequence.token_ids)
-        if blocks_for(known) > self.pool.num_blocks:
-            return Admission.NEVER
-        if not self.running:
-            return Admission.OK
-        # No running sequence is owed blocks for tokens it knows: one that did not get all of them
-        # scheduled in this step has used up the budget, and then nobody is admitted.
-        wanted = blocks_for(known + 1) - len(match.block_ids)
-        available = self.pool.num_free - match.num_free - self._watermark
-        return Admission.OK if wanted <= available else Admission.LATER
+    def _reserve(self, draft: Draft, wanted: list[tuple[Sequence, int]]) -> bool:
+        """Plan sequences of one group, all or none; False if they must sit the step out."""
+        group = wanted[0][0].group
+        parts = draft.measure(wanted)
+        while sum(part.num_blocks for part in parts) > draft.num_free:
+            draft.lacks_blocks = True
+            victim = self._running.last
+            if victim is wanted[0][0] or (victim.group is group and group.steps_together):
+                return False
+            self.preemption.give_way(draft, victim, group)
+            parts = draft.measure(wanted)
+        for part in parts:
+            draft.add(part)
+        return True
 
-    def _start(self, sequence: Sequence, match: PrefixMatch) -> None:
-        num_hit = len(match.block_ids) * self.pool.block_size
-        if sequence.num_preemptions == 0:
-            self.prefix_query_tokens += len(sequence.token_ids)
+    def _step_beams(self, draft: Draft, group: SequenceGroup) -> bool:
+        """Schedule each beam's last token; False unless that is all that is left to compute."""
+        if any(len(s.token_ids) - s.num_computed_tokens > 1 for s in group.sequences):
+            return False
+        if draft.budget >= len(group.sequences):
+            self._reserve_for_beams(draft, group, [(s, 1) for s in group.sequences])
+        return True
+
+    def _catch_up(self, draft: Draft, group: SequenceGroup) -> None:
+        """Bring beams to their last token but one, waiting for those that compute shared blocks."""
+        size = self._pool.block_size
+        target = group.sequences[0].num_tokens - 1
+        upcoming: set[bytes] = set()
+        for sequence in group.sequences:
+            match = PrefixMatch([], 0)
+            if not sequence.block_table:
+                match = self._pool.match_prefix(sequence.prefix_chain, sequence.token_ids)
+            first = len(match.block_ids) or sequence.num_computed_tokens // size
+            digests = [link.digest for link in sequence.prefix_chain.links[first : target // size]]
+            if digests and digests[0] in upcoming:
+                continue
+            upcoming.update(digests)
+            if match.block_ids:
+                self.residency.hit(sequence, match.block_ids)
+            num_tokens = min(target - sequence.num_computed_tokens, draft.budget, self._max_chunk)
+            if num_tokens and not self._reserve_for_beams(draft, group, [(sequence, num_tokens)]):
+                return
+        held = distinct_blocks(s.block_table for s in group.sequences)
+        promised = sum(draft.num_promised(s) for s in group.sequences)
+        draft.owe(group.sequences[0], group.num_blocks_wanted - held - promised)
+        self._step_beams(draft, group)
+
+    def _reserve_for_beams(
+        self, draft: Draft, group: SequenceGroup, wanted: list[tuple[Sequence, int]]
+    ) -> bool:
+        if self._reserve(draft, wanted):
+            return True
+        if len(self._running) == len(group.sequences):
+            # Alone and still without room: beams hold equal blocks twice, computed beside another
+            # request or after the cache was reset. Computed again, alone, they share them.
+            self.preemption.give_way(draft, wanted[0][0], group)
+        return False
+
+    def _admit(
+        self, draft: Draft, rejected: list[Rejection], outranked: Sequence | None = None
+    ) -> None:
+        """Start candidates while they fit; only those of better priority than `outranked`."""
+        position = 0
+        while draft.budget:
+            candidate = self._admission.next_candidate(draft, position)
+            if candidate is None or (outranked and candidate.priority >= outranked.priority):
+                return
+            if candidate.group.waits_for_sibling(candidate, self._pool.block_size):
+                position += 1
+                continue
+            demand = self._admission.demand(candidate)
+            verdict = self._admission.judge(draft, candidate, demand)
+            if verdict is Verdict.OK:
+                self._start(draft, candidate, demand)
+            elif verdict is Verdict.NEVER:
+                for sequence in candidate.group.sequences:
+                    draft.withdraw(sequence)
+                    self.residency.finish(sequence)
+                candidate.group.sequences = []
+                rejected.append(self._admission.rejection(candidate))
+            elif not self._admission.make_room(draft, candidate, demand):
+                return
+
+    def _start(self, draft: Draft, candidate: Sequence, demand: Demand) -> None:
+        group = candidate.group
+        if candidate.status is SequenceStatus.SWAPPED:
+            draft.swap_in += self.residency.swap_in(demand.sequences)
+            draft.swapped_in += demand.sequences
+        elif group.steps_together:
+            for sequence in demand.sequences:
+                self.residency.start(sequence, [])
+        else:
+            self._count_hits(candidate, demand)
+            self.residency.start(candidate, demand.match.block_ids)
+        if not group.steps_together:
+            for sequence in demand.sequences:
+                self._schedule_longer(draft, sequence)
+        elif not self._step_beams(draft, group):
+            self._catch_up(draft, group)
+
+    def _count_hits(self, candidate: Sequence, demand: Demand) -> None:
+        group = candidate.group
+        if not group.has_started:
+            group.has_started = True
+            num_hit = len(demand.match.block_ids) * self._pool.block_size
+            self.prefix_query_tokens += candidate.num_tokens
             self.prefix_hit_tokens += num_hit
-            sequence.num_cached_tokens = min(num_hit, sequence.num_prompt_tokens)
-        self.pool.acquire(match.block_ids)
-        sequence.block_table = match.block_ids
-        sequence.num_computed_tokens = num_hit
-        sequence.status = SequenceStatus.RUNNING
-        self.waiting.remove(sequence)
-        self.running.add(sequence)
-
-    def _advance(self, sequence: Sequence, num_tokens: int) -> None:
-        size = self.pool.block_size
-        first_full = sequence.num_computed_tokens // size
-        sequence.num_computed_tokens += num_tokens
-        num_full = sequence.num_computed_tokens // size
-        if num_full > first_full and self.pool.enable_prefix_caching:
-            sequence.prefix_chain.extend(sequence.token_ids, num_full)
-            for i in range(first_full, num_full):
-                self.pool.register(sequence.block_table[i], sequence.prefix_chain.links[i])
-
-    def _drop_blocks(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.block_table)
-        sequence.block_table = []
-
-    def _never_fits(self, sequence: Sequence) -> ErrorInfo:
-        capacity = self.pool.num_blocks * self.pool.block_size
-        return ErrorInfo(
-            ErrorCode.INVALID_REQUEST,
-            f"prompt_token_ids: {sequence.num_tokens} tokens do not fit the whole KV cache of "
-            f"{capacity} tokens ({self.pool.num_blocks} blocks of {self.pool.block_size})",
-            field="prompt_token_ids",
-            limit=str(capacity),
-        )
-
-
-class _Draft:
-    """A step's plan while it is made, and what is left of its token budget."""
-
-    __slots__ = ("_num_tokens", "budget", "lacks_blocks")
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        #: Whether a running sequence had to preempt or sit out: then nobody is admitted.
-        self.lacks_blocks = False
-        self._num_tokens: dict[Sequence, int] = {}
-
-    def add(self, sequence: Sequence, num_tokens: int) -> None:
-        """Plan `num_tokens` of `sequence`."""
-        self._num_tokens[sequence] = num_tokens
-        self.budget -= num_tokens
-
-    def withdraw(self, sequence: Sequence) -> None:
-        """Take `sequence` out, if it is in, and its tokens back into the budget."""
-        self.budget += self._num_tokens.pop(sequence, 0)
-
-    def plan(self) -> StepPlan:
-        """Return the plan, single tokens first."""
-        items = [ScheduledSequence(s, count) for s, count in self._num_tokens.items()]
-        items.sort(key=lambda item: item.num_tokens > 1)
-        return StepPlan(items)
+            group.num_cached_tokens = min(num_hit, candidate.num_prompt_tokens)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.prefix_chain import PrefixChain
+
+if TYPE_CHECKING:
+    from inferq.worker.engine.group import SequenceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,11 @@ class EngineRequest:
 class SequenceStatus(Enum):
     """Where a sequence stands with the scheduler."""
 
-    #: Holds no blocks: new, or preempted.
+    #: Holds no blocks: new, or preempted to be computed again.
     WAITING = "waiting"
     RUNNING = "running"
+    #: Holds host blocks only.
+    SWAPPED = "swapped"
     #: Ended or aborted; holds no blocks.
     FINISHED = "finished"
 
@@ -54,24 +60,30 @@ class SequenceStatus(Enum):
 class Sequence:
     """A token list (prompt, then output), how much of it is computed, and its KV blocks.
 
-    Token `i` lives in block `block_table[i // block_size]`. The runner reads; only the scheduler
-    writes. `order` is total: smaller is served first and preempted last.
+    Token `i` lives in block `block_table[i // block_size]`, or of `host_table` while it is swapped
+    out. The runner reads; only the engine writes. `order` is total: smaller is served first and
+    preempted last.
     """
 
     __slots__ = (
         "block_table",
         "child_index",
-        "num_cached_tokens",
+        "cumulative_logprob",
+        "group",
+        "host_table",
         "num_computed_tokens",
-        "num_preemptions",
         "num_prompt_tokens",
         "order",
         "params",
+        "pending_children",
         "prefix_chain",
         "request_id",
+        "spare_slots",
         "status",
         "token_ids",
     )
+
+    group: SequenceGroup
 
     def __init__(self, request: EngineRequest, block_size: int, child_index: int = 0) -> None:
         self.request_id = request.request_id
@@ -82,13 +94,35 @@ class Sequence:
             self.token_ids += request.resumed[child_index].token_ids
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
-        #: Prompt tokens found in the prefix cache when the sequence first ran.
-        self.num_cached_tokens = 0
-        self.num_preemptions = 0
+        #: Sum of the raw log-probabilities of the output; None if they are not known.
+        self.cumulative_logprob = None if self.num_output_tokens else 0.0
         self.block_table: list[int] = []
+        self.host_table: list[int] = []
         self.prefix_chain = PrefixChain(block_size, request.cache_salt)
         self.status = SequenceStatus.WAITING
+        #: The children to be forked when the prompt is computed: the first is the sequence itself.
+        self.pending_children: tuple[int, ...] = ()
+        #: Sequences that may run beside it once it forks.
+        self.spare_slots = 0
         self.order = (request.priority, request.arrival, request.request_id, child_index)
+
+    def fork(self, child_index: int) -> Sequence:
+        """Return a sequence that goes on from the same tokens; the blocks are not acquired yet."""
+        child = Sequence.__new__(Sequence)
+        child.request_id, child.params, child.group = self.request_id, self.params, self.group
+        child.child_index = child_index
+        child.token_ids = self.token_ids.copy()
+        child.num_prompt_tokens = self.num_prompt_tokens
+        child.num_computed_tokens = self.num_computed_tokens
+        child.cumulative_logprob = self.cumulative_logprob
+        child.block_table = self.block_table.copy()
+        child.host_table = []
+        child.prefix_chain = self.prefix_chain.copy()
+        child.status = self.status
+        child.pending_children = ()
+        child.spare_slots = 0
+        child.order = (*self.order[:3], child_index)
+        return child
 
     @property
     def num_tokens(self) -> int:
@@ -99,6 +133,21 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Tokens generated, those of an earlier run included."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens known and not computed; one left is a decode."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_slots(self) -> int:
+        """Running sequences that it counts for."""
+        return 1 + self.spare_slots
+
+    @property
+    def priority(self) -> int:
+        """The request's priority; lower is more urgent."""
+        return self.order[0]
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -112,7 +161,7 @@ class Sequence:
 
     def __repr__(self) -> str:
         return (
-            f"Sequence({self.request_id!r}, {self.status.value}, "
+            f"Sequence({self.request_id!r} {self.child_index}, {self.status.value}, "
             f"computed {self.num_computed_tokens} of {self.num_tokens} tokens, "
             f"blocks {self.block_table})"
         )

@@ -25,6 +25,13 @@ class SequenceQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
 
+    def __getitem__(self, index: int) -> Sequence:
+        return self._sequences[index]
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        index = bisect_left(self._sequences, sequence.order, key=_order)
+        return self._sequences[index : index + 1] == [sequence]
+
     @property
     def first(self) -> Sequence:
         """The next to be served; raise `IndexError` when empty."""
@@ -42,6 +49,6 @@ class SequenceQueue:
     def remove(self, sequence: Sequence) -> None:
         """Take `sequence` out; raise `LookupError` if it is not here."""
         index = bisect_left(self._sequences, sequence.order, key=_order)
-        if self._sequences[index : index + 1] != [sequence]:
+        if sequence not in self:
             raise LookupError(f"{sequence!r} is not in this queue")
         del self._sequences[index]

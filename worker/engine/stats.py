@@ -10,17 +10,23 @@ class EngineStats:
     """A snapshot between two steps.
 
     blocks_free + blocks_used = blocks_total; blocks_cached counts the free ones that still hold a
-    reusable prefix. The rest counts since the engine was made; prefix tokens are counted when a
+    reusable prefix. Running, waiting and swapped are sequences, so that a request counts as often
+    as it has outputs, once it was forked. num_swaps are the preemptions by swap, among
+    num_preemptions. The rest counts since the engine was made; prefix tokens are counted when a
     request first runs, not when it resumes after preemption.
     """
 
     num_running: int
     num_waiting: int
+    num_swapped: int
     blocks_total: int
     blocks_free: int
     blocks_cached: int
     blocks_used: int
+    swap_blocks_total: int
+    swap_blocks_used: int
     num_preemptions: int
+    num_swaps: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
     num_steps: int

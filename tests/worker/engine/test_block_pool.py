@@ -8,8 +8,8 @@ from inferq.worker.engine.prefix_chain import PrefixChain
 SIZE = 4
 
 
-def make_pool(num_blocks: int = 8, *, caching: bool = True) -> BlockPool:
-    return BlockPool(num_blocks, SIZE, enable_prefix_caching=caching)
+def make_pool(num_blocks: int = 8) -> BlockPool:
+    return BlockPool(num_blocks, SIZE)
 
 
 def fill(pool: BlockPool, token_ids: list[int], salt: str = "") -> list[int]:
@@ -82,11 +82,28 @@ def test_a_digest_that_collides_is_not_trusted():
     assert pool.match_prefix(chain, [9, 9, 9, 9, 9]).block_ids == []
 
 
-def test_without_prefix_caching_nothing_is_found():
-    pool = make_pool(caching=False)
-    pool.release(fill(pool, list(range(8))))
-    assert match(pool, list(range(9))) == []
+def test_what_is_forgotten_is_not_found_and_its_blocks_can_be_used():
+    pool = make_pool(4)
+    free, used = fill(pool, list(range(4))), fill(pool, list(range(10, 18)))
+    pool.release(free)
+    pool.forget()
+    assert (pool.num_free, pool.num_cached) == (2, 0)
+    assert match(pool, [*range(4), 9]) == match(pool, [*range(10, 18), 9]) == []
+    pool.check_integrity([used])
+    assert len(pool.allocate(2)) == 2
+
+
+def test_a_free_block_of_the_same_content_gives_way_to_one_in_use():
+    pool = make_pool(4)
+    first, second = fill(pool, list(range(4))), fill(pool, list(range(4)))
+    assert match(pool, [*range(4), 9]) == first, "the first in use stays the one to share"
+    pool.release(first)
+    chain = PrefixChain(SIZE)
+    chain.extend(list(range(4)), 1)
+    pool.register(second[0], chain.links[0])
+    assert match(pool, [*range(4), 9]) == second
     assert pool.num_cached == 0
+    pool.check_integrity([second])
 
 
 def test_a_prefix_outlives_its_tail():

@@ -72,8 +72,7 @@ def test_cold_warm_and_preempted_give_the_same_tokens(simulation):
     sim.add("preempted", prompt, max_tokens=15, **NO_END)
     for _ in range(6):
         sim.step()
-    sim.engine._scheduler.preempt(sim.engine.live_sequences()[0])
-    sim.check_books()
+    sim.preempt("preempted")
     sim.run()
     for name in ("cold", "warm", "preempted"):
         sim.check_answer(name)
@@ -195,7 +194,7 @@ def test_a_resumed_request_goes_on_after_its_published_tokens(simulation):
     tokens = sim.answers["whole"].token_ids
     for published in range(1, 12):
         name = f"after-{published}"
-        sim.add(name, [5] * 9, max_tokens=12, output_token_ids=tuple(tokens[:published]), **NO_END)
+        sim.add(name, [5] * 9, max_tokens=12, published=tokens[:published], **NO_END)
         sim.run()
         assert sim.answers[name].token_ids == tokens[published:]
         sim.check_answer(name)
@@ -205,15 +204,13 @@ def test_a_resumed_request_goes_on_after_its_published_tokens(simulation):
 @pytest.mark.parametrize(
     ("options", "reason", "stop"),
     [
-        pytest.param({"output_token_ids": (5, 2)}, FinishReason.STOP, None, id="end token"),
+        pytest.param({"published": (5, 2)}, FinishReason.STOP, None, id="end token"),
+        pytest.param({"published": (5, 9), "stop_token_ids": [9]}, FinishReason.STOP, 9, id="stop"),
         pytest.param(
-            {"output_token_ids": (5, 9), "stop_token_ids": [9]}, FinishReason.STOP, 9, id="stop"
+            {"published": (5, 6, 7), "max_tokens": 3}, FinishReason.LENGTH, None, id="budget"
         ),
         pytest.param(
-            {"output_token_ids": (5, 6, 7), "max_tokens": 3}, FinishReason.LENGTH, None, id="budget"
-        ),
-        pytest.param(
-            {"output_token_ids": (5,) * 30, "max_tokens": None},
+            {"published": (5,) * 30, "max_tokens": None},
             FinishReason.LENGTH,
             None,
             id="context",
@@ -234,7 +231,7 @@ def test_a_resumed_request_that_had_ended_finishes_without_a_forward_pass(
 
 def test_an_end_token_published_before_min_tokens_does_not_end_the_resumed_request(simulation):
     sim = simulation(64)
-    sim.add("a", [3, 4], output_token_ids=(2,), min_tokens=4, max_tokens=6)
+    sim.add("a", [3, 4], published=(2,), min_tokens=4, max_tokens=6)
     sim.run()
     assert len(sim.answers["a"].token_ids) >= 3
     sim.check_answer("a")
@@ -246,7 +243,7 @@ def test_abort_frees_the_blocks_at_once_in_every_state(simulation):
     sim.step()
     sim.add("prefilling", [4] * 30, max_tokens=5, **NO_END)
     sim.add("waiting", [5] * 4, max_tokens=5, **NO_END)
-    sim.add("ended", [5] * 4, max_tokens=1, output_token_ids=(7,))
+    sim.add("ended", [5] * 4, max_tokens=1, published=(7,))
     sim.step()
     for name in ("prefilling", "waiting", "decoding"):
         used = sim.engine.stats().blocks_used
@@ -274,7 +271,7 @@ def test_abort_of_a_preempted_request_leaves_nothing_behind(simulation):
 
 def test_abort_of_what_had_ended_before_it_ran_takes_back_its_report(simulation):
     sim = simulation(8)
-    sim.add("a", [3], max_tokens=1, output_token_ids=(7,))
+    sim.add("a", [3], max_tokens=1, published=(7,))
     assert sim.engine.abort("a")
     assert not sim.engine.has_work()
     assert sim.step() == []
@@ -291,7 +288,7 @@ def test_an_id_is_unique_while_it_lives_and_free_afterwards(simulation):
         sim.add("a", [4], max_tokens=2)
     assert caught.value.field == "request_id"
     sim.run()
-    sim.add("a", [4], max_tokens=1, output_token_ids=(7,))
+    sim.add("a", [4], max_tokens=1, published=(7,))
     with pytest.raises(InvalidRequestError, match="'a' is in use"):
         sim.add("a", [4], max_tokens=2)
 
@@ -304,7 +301,7 @@ def test_an_id_is_unique_while_it_lives_and_free_afterwards(simulation):
         pytest.param([3] * 40, {}, "prompt_token_ids", "40 tokens .* 32 tokens", id="too long"),
         pytest.param([3, 61], {}, "prompt_token_ids", "61 is not in the vocabulary of 61", id="id"),
         pytest.param([3, -1], {}, "prompt_token_ids", "-1 is not in the vocabulary", id="negative"),
-        pytest.param([3], {"output_token_ids": (99,)}, "resumed", "99 is not in", id="output id"),
+        pytest.param([3], {"published": (99,)}, "resumed", "99 is not in", id="output id"),
         pytest.param(
             [3],
             {"stop_token_ids": [5, 999999], "min_tokens": 4},
@@ -350,7 +347,7 @@ def test_a_runner_that_fails_leaves_the_step_as_not_run(simulation):
     sim.step()
     sim.add("b", [4] * 9, max_tokens=8)
     sim.add("too-big", [4] * 50, max_tokens=8)
-    sim.add("ended", [4], max_tokens=1, output_token_ids=(7,))
+    sim.add("ended", [4], max_tokens=1, published=(7,))
     sim.runner.fail_next = True
     with pytest.raises(OSError, match="fell off the bus"):
         sim.step()

@@ -1,7 +1,6 @@
 """Random work on tiny pools: the books balance after every step, every answer is the undisturbed
-one, and the pool is whole at the end."""
+one, and the pools are whole at the end."""
 
-import contextlib
 import random
 
 import pytest
@@ -9,11 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferq.protocol.messages import FinishReason
+from inferq.worker.engine.plan import RunnerSpeeds
+from inferq.worker.engine.sequence import ResumedOutput
 
 _prompt = st.builds(
     lambda prefix, tail: [7] * prefix + tail,
     st.integers(0, 24),
     st.lists(st.integers(3, 5), min_size=1, max_size=12),
+)
+_outputs = st.sampled_from(
+    [{}, {}, {"n": 2}, {"n": 4}, {"n": 1, "best_of": 3}]
+    + [{"beam_width": width, "n": n} for width, n in ((2, 1), (3, 2), (4, 4))]
+    + [{"beam_width": 3, "n": 3, "early_stopping": True}]
 )
 _add = st.fixed_dictionaries(
     {
@@ -25,20 +31,27 @@ _add = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
         "stop_token_ids": st.sampled_from([(), (9, 10, 11)]),
         "cache_salt": st.sampled_from(["", "", "other"]),
-        "published": st.integers(0, 6),
+        "published": st.lists(st.integers(0, 6), max_size=4),
+        "logprobs": st.sampled_from([None, 2]),
+        "prompt_logprobs": st.sampled_from([None, None, 1]),
+        "outputs": _outputs,
     }
 )
+_target = st.tuples(st.integers(0, 40), st.integers(0, 4))
 _operation = st.one_of(
     st.tuples(st.just("add"), _add),
     st.tuples(st.just("step"), st.integers(1, 6)),
-    st.tuples(st.just("abort"), st.integers(0, 40)),
-    st.tuples(st.just("preempt"), st.integers(0, 40)),
+    st.tuples(st.just("abort"), _target),
+    st.tuples(st.just("abort output"), _target),
+    st.tuples(st.just("recompute"), _target),
+    st.tuples(st.just("swap"), _target),
     st.tuples(st.just("fail"), st.none()),
+    st.tuples(st.just("reset"), st.none()),
 )
 
 
 def drive(sim, operations):
-    """Apply the operations, then run to the end; return the names of the aborted."""
+    """Apply the operations, then run to the end; return what was aborted, as (name, index)."""
     aborted = set()
     for kind, argument in operations:
         if kind == "add":
@@ -46,106 +59,169 @@ def drive(sim, operations):
         elif kind == "step":
             for _ in range(argument):
                 sim.step()
-        elif kind == "abort" and sim.requests:
-            name = sorted(sim.requests)[argument % len(sim.requests)]
-            if sim.engine.abort(name):
-                aborted.add(name)
-        elif kind == "preempt":
+        elif kind == "fail":
+            sim.fail_one_step()
+        elif kind == "reset":
+            sim.engine.reset_prefix_cache()
+        elif kind in ("recompute", "swap"):
             running = [s for s in sim.engine.live_sequences() if s.block_table]
             if running:
-                sim.engine._scheduler.preempt(running[argument % len(running)])
-        elif kind == "fail" and any(s.num_tokens for s in sim.engine.live_sequences()):
-            fail_one_step(sim)
+                victim = running[argument[0] % len(running)]
+                sim.preempt(victim.request_id, victim.child_index, by_swap=kind == "swap")
+        elif sim.requests:
+            names = sorted(sim.requests)
+            name = names[argument[0] % len(names)]
+            abort(sim, name, argument[1] if kind == "abort output" else None, aborted)
         sim.check_books()
     sim.run()
     return aborted
 
 
+def abort(sim, name, index, aborted):
+    if sim.engine.abort(name, index):
+        aborted.add((name, index))
+
+
 def add(sim, options):
-    """Queue a request, some as if an earlier run had published the first of its tokens."""
-    options = dict(options)
+    """Queue a request, some as if an earlier run had published the beginnings of its outputs."""
+    options = {**options, **options["outputs"]}
     name = f"r{len(sim.requests)}"
     published, prompt = options.pop("published"), options.pop("prompt")
-    if published:
-        scratch = type(sim)(len(sim.runner.cache), max_model_len=sim.engine.max_model_len)
-        scratch.max_length = sim.max_length
-        scratch.add(name, prompt, **options)
-        options["output_token_ids"] = tuple(scratch.expected(name)[0][:published])
+    del options["outputs"]
+    num_outputs = min(options.get("n", 1), sim.config.max_num_seqs)
+    if max(num_outputs, options.get("best_of", 0), options.get("beam_width", 0)) > num_outputs:
+        published = []  # published at the end only
+    if "beam_width" in options:
+        published = []
+        options = options if options["beam_width"] <= sim.config.max_num_seqs else {"max_tokens": 3}
+    elif "best_of" in options and options["best_of"] > sim.config.max_num_seqs:
+        del options["best_of"]
+    elif "n" in options:
+        options["n"] = num_outputs
+    if any(published):
+        options["resumed"] = resumed_outputs(sim, name, prompt, options, published[:num_outputs])
     sim.add(name, prompt, **options)
 
 
-def fail_one_step(sim):
-    sim.runner.fail_next = True
-    with contextlib.suppress(OSError):  # a step with nothing to compute does not reach the runner
-        sim.step()
-    sim.runner.fail_next = False
+def resumed_outputs(sim, name, prompt, options, published):
+    scratch = type(sim)(len(sim.runner.cache), max_model_len=sim.engine.max_model_len)
+    scratch.max_length = sim.max_length
+    scratch.add(name, prompt, **options)
+    wholes = [scratch.expected(name, index).token_ids for index in range(len(published))]
+    return tuple(
+        ResumedOutput(tuple(whole[:count]), is_finished=count >= len(whole) and count % 2 == 1)
+        for whole, count in zip(wholes, published, strict=True)
+    )
 
 
 def check_all(sim, aborted):
     for name, request in sim.requests.items():
-        if name in aborted:
+        if (name, None) in aborted:
             continue
-        last = sim.answers[name].last
-        capacity = len(sim.runner.cache) * sim.config.block_size
-        if len(request.prompt_token_ids) > capacity and not request.output_token_ids:
-            assert last.finish_reason is FinishReason.ERROR, name
-            assert last.error.limit == str(capacity)
-        else:
+        last = sim.output(name).last
+        if last is not None and last.finish_reason is FinishReason.ERROR:
+            check_does_not_fit(sim, request, last)
+            continue
+        gone = {index for each, index in aborted if each == name}
+        if not gone:
             sim.check_answer(name)
+        elif request.params.beam_width is None:
+            for index in set(range(request.params.num_candidates)) - gone:
+                if index >= len(request.resumed) or not request.resumed[index].is_finished:
+                    sim.check_answer(name, index)
     sim.check_pool_is_whole()
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+def check_does_not_fit(sim, request, last):
+    num_blocks, size = len(sim.runner.cache), sim.config.block_size
+    assert last.error.limit == str(num_blocks * size)
+    prompt = len(request.prompt_token_ids)
+    beams = request.params.beam_width
+    needed = -(-prompt // size) if beams is None else prompt // size + beams
+    assert needed > num_blocks, request
+
+
+@settings(max_examples=400, deadline=None, derandomize=True, database=None)
 @given(
     operations=st.lists(_operation, max_size=40),
     num_blocks=st.integers(1, 14),
-    max_num_seqs=st.integers(1, 5),
+    num_swap_blocks=st.sampled_from([0, 3, 8, 40]),
+    max_num_seqs=st.integers(1, 7),
     spare_budget=st.integers(0, 20),
     caching=st.booleans(),
     max_model_len=st.sampled_from([40, 200]),
+    threshold=st.sampled_from([0, 0, 3]),
+    mode=st.sampled_from(["auto", "recompute", "swap"]),
 )
 def test_any_history_ends_in_the_undisturbed_answers(
-    simulation, operations, num_blocks, max_num_seqs, spare_budget, caching, max_model_len
+    simulation,
+    operations,
+    num_blocks,
+    num_swap_blocks,
+    max_num_seqs,
+    spare_budget,
+    caching,
+    max_model_len,
+    threshold,
+    mode,
 ):
     sim = simulation(
         num_blocks,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + spare_budget,
+        num_swap_blocks=num_swap_blocks,
         enable_prefix_caching=caching,
+        long_prefill_token_threshold=threshold,
+        preemption_mode=mode,
+        speeds=RunnerSpeeds(1000.0, 80_000.0, 100),  # swap pays for what fills its blocks
     )
     check_all(sim, drive(sim, operations))
 
 
 def random_operations(rng: random.Random, count: int):
+    kinds = ["add", "step", "abort", "abort output", "recompute", "swap", "fail", "reset"]
     for _ in range(count):
-        kind = rng.choices(["add", "step", "abort", "preempt", "fail"], [30, 50, 5, 8, 2])[0]
-        if kind != "add":
-            yield kind, rng.randint(1, 4) if kind == "step" else rng.randrange(1000)
-            continue
-        yield (
-            kind,
-            {
-                "prompt": [7] * rng.choice([0, 9, 20, 33])
-                + [rng.randint(3, 5) for _ in range(rng.randint(1, 20))],
-                "max_tokens": rng.randint(1, 40),
-                "priority": rng.randint(-1, 1),
-                "arrival": float(rng.randrange(5)),
-                "ignore_eos": rng.random() < 0.5,
-                "published": rng.choice([0, 0, 0, 5]),
-            },
-        )
+        kind = rng.choices(kinds, [30, 50, 3, 3, 6, 6, 2, 1])[0]
+        if kind == "step":
+            yield kind, rng.randint(1, 4)
+        elif kind != "add":
+            yield kind, (rng.randrange(1000), rng.randrange(4))
+        else:
+            yield kind, random_request(rng)
 
 
-@pytest.mark.parametrize("seed", range(6))
+def random_request(rng: random.Random):
+    outputs = [{}, {}, {"n": 2}, {"n": 4}, {"best_of": 3}]
+    outputs += [{"beam_width": 2}, {"beam_width": 4, "n": 3}]
+    return {
+        "prompt": [7] * rng.choice([0, 9, 20, 33])
+        + [rng.randint(3, 5) for _ in range(rng.randint(1, 20))],
+        "max_tokens": rng.randint(1, 40),
+        "priority": rng.randint(-1, 1),
+        "arrival": float(rng.randrange(5)),
+        "ignore_eos": rng.random() < 0.5,
+        "published": rng.choice([[], [], [], [5], [3, 0, 7]]),
+        "outputs": rng.choice(outputs),
+    }
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_a_long_busy_history_with_preemptions_and_shared_prefixes(simulation, seed: int):
     rng = random.Random(seed)
     sim = simulation(
-        rng.choice([16, 24, 40]), max_num_seqs=12, max_num_batched_tokens=rng.choice([12, 30, 64])
+        rng.choice([16, 24, 40]),
+        max_num_seqs=12,
+        max_num_batched_tokens=rng.choice([12, 30, 64]),
+        num_swap_blocks=rng.choice([10, 30]),
+        preemption_mode=("swap", "auto", "recompute", "auto")[seed % 4],
+        speeds=RunnerSpeeds(1000.0, 80_000.0, 100),
     )
     aborted = drive(sim, random_operations(rng, 400))
     check_all(sim, aborted)
     stats = sim.engine.stats()
     assert stats.num_steps > 300
     assert stats.num_preemptions > 20
+    assert stats.num_swaps > 0
     assert stats.prefix_hit_tokens > 100
+    assert sim.runner.num_copies > 10

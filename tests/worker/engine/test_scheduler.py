@@ -3,9 +3,6 @@
 import pytest
 
 from inferq.protocol.messages import FinishReason
-from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.scheduler import _Draft
-from inferq.worker.engine.sequence import EngineRequest, Sequence
 
 NO_END = {"ignore_eos": True}
 
@@ -132,22 +129,6 @@ def test_a_victim_already_planned_in_this_step_leaves_the_plan(simulation):
     assert sim.engine.stats().num_preemptions == 1
     sim.check_answer("low")
     sim.check_answer("urgent")
-
-
-def test_a_sequence_that_leaves_the_plan_gives_its_budget_back():
-    params = SamplingParams(seed=0)
-    a, b = (
-        Sequence(EngineRequest(request_id=name, prompt_token_ids=(3,), params=params), 4)
-        for name in "ab"
-    )
-    draft = _Draft(10)
-    draft.add(a, 7)
-    draft.add(b, 1)
-    draft.withdraw(a)
-    assert draft.budget == 9
-    draft.withdraw(a)
-    assert draft.budget == 9
-    assert [item.sequence for item in draft.plan().scheduled] == [b]
 
 
 def test_a_preempted_request_keeps_its_place_before_later_arrivals(simulation):
