@@ -53,6 +53,8 @@ def events(draw: st.DrawFn) -> Event:
         finish_reason=draw(st.none() | st.sampled_from(FinishReason)),
         stop_reason=draw(st.none() | texts | st.integers(0, 2**31 - 1)),
         terminal=draw(st.none() | terminals),
+        cumulative_logprob=draw(st.none() | st.floats(max_value=0, allow_nan=False)),
+        prompt_logprobs=draw(st.none() | st.lists(st.none() | logprobs, max_size=3).map(tuple)),
     )
 
 
@@ -69,7 +71,9 @@ def test_the_parts_of_a_cut_event_add_up(event: Event, count: int) -> None:
     assert event.token_ids[:count] + rest.token_ids == event.token_ids
     cut = event.text_ends[count - 1] if count else 0
     assert event.text[:cut] + rest.text == event.text
-    assert rest.terminal == event.terminal
+    assert (rest.index, rest.terminal) == (event.index, event.terminal)
+    assert rest.cumulative_logprob == event.cumulative_logprob
+    assert rest.prompt_logprobs == (None if count else event.prompt_logprobs)
     assert Event.decode(rest.encode()) == rest
 
 
@@ -94,7 +98,11 @@ wire_values = st.recursive(
 
 
 @settings(max_examples=300)
-@given(st.dictionaries(st.sampled_from("ioxtelfr") | st.just("end"), wire_values, max_size=6))
+@given(
+    st.dictionaries(
+        st.sampled_from("ioxtelfrc") | st.sampled_from(["end", "pl"]), wire_values, max_size=6
+    )
+)
 def test_random_maps_are_an_event_that_can_be_used_or_refused(wire: dict[str, Any]) -> None:
     try:
         event = Event.decode(msgpack.packb(wire))
@@ -132,6 +140,10 @@ def test_a_token_takes_few_bytes() -> None:
         {"l": [[0.5]]},
         {"l": [["a", []]]},
         {"l": [[-0.5, [[1]]]]},
+        {"t": [1], "x": "a", "l": []},
+        {"pl": 1},
+        {"pl": [None, 1]},
+        {"c": "x"},
         {"end": None},
         {"end": {}},
         {"end": {"f": "bored"}},

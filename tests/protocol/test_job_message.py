@@ -70,6 +70,7 @@ wire_values = st.recursive(
         st.none() | texts,
         st.dictionaries(texts, texts, max_size=3),
         st.integers(0, 2**53),
+        st.none() | texts,
     )
 )
 def test_a_job_comes_back_as_it_was(job: Job) -> None:
@@ -92,7 +93,9 @@ def test_random_msgpack_is_refused_as_no_job(value: Any) -> None:
 
 @settings(max_examples=500)
 @given(
-    st.dictionaries(st.sampled_from(["p", "m", "s", "n", "md", "t", "zz"]), wire_values, max_size=5)
+    st.dictionaries(
+        st.sampled_from(["p", "m", "s", "n", "md", "t", "cs", "zz"]), wire_values, max_size=5
+    )
 )
 def test_a_job_with_any_field_broken_is_refused_with_a_typed_error_or_whole(
     broken: dict[str, Any],

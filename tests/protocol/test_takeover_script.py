@@ -163,6 +163,22 @@ async def test_the_exact_cost_written_back_decides_the_next_claim(q: Any) -> Non
     assert job.cost == 100
 
 
+async def test_a_counted_cost_may_be_several_contexts_and_a_bound_counts_as_one(q: Any) -> None:
+    job_id = await q.enqueue(prompt=600, budget=4 * 500)
+    [job] = (await q.claim("a", free=1008)).claimed
+    assert (job.cost, job.space) == (2600, 1008)
+    await q.scripts.release("a", [(job_id, 1, 2500)])
+    assert (await q.claim("b", free=2495)).claimed == ()
+    [job] = (await q.claim("b", free=2512)).claimed
+    assert (job.cost, job.space) == (2500, 2512)
+    # what `recost` writes counts in full, too
+    await q.scripts.recost("b", job_id, 2, prompt_tokens=600, budget=1900)
+    await q.scripts.release("b", [(job_id, 2, None)])
+    assert (await q.claim("c", free=2000)).claimed == ()
+    [job] = (await q.claim("c", free=16, idle=True)).claimed
+    assert job.space == 2512
+
+
 async def test_a_cancel_mark_or_a_deadline_ends_a_job_left_behind(q: Any) -> None:
     marked, late = await q.enqueue(), await q.enqueue(deadline_ms=60_000)
     await q.claim("a")

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from inferq.protocol.errors import ServerLost
+from inferq.protocol.errors import DecodeError, ServerLost
 from inferq.protocol.keys import Lane, QueueKeys, new_job_id
 from inferq.protocol.messages import Event, FinishReason, Job, Terminal, TextPrompt
+from inferq.protocol.output_log import JobLog
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.scripts import QueueScripts
 from inferq.worker.queue.lease import LeaseKeeper
 from inferq.worker.queue.publisher import Publisher
+from inferq.worker.queue.replay import read_published
 from inferq.worker.queue.running import RunningJob, RunningJobs
 
 LEASE_S = 1.0
@@ -168,6 +170,77 @@ async def test_a_server_that_lost_its_tail_is_sent_the_rest_again(
     await desk.publisher.flushed()
     [event] = await desk.events(job_id)
     assert (event.offset, event.token_ids, event.text) == (2, (2, 3, 4, 5, 6), "23456")
+
+
+async def test_several_outputs_share_a_stream_and_survive_lost_replies_and_tails(
+    desk: Desk, valkey_client, monkeypatch
+) -> None:
+    job_id = await desk.submit()
+    job = await desk.claim()
+    job.log = JobLog(3)
+    publish, lost = desk.scripts.publish, False
+
+    async def forgetful(*args, **kwargs):
+        replies = await publish(*args, **kwargs)
+        if lost:
+            raise ServerLost("the reply was lost")
+        return replies
+
+    monkeypatch.setattr(desk.scripts, "publish", forgetful)
+    for step in range(6):
+        for index in (2, 0, 1):
+            job.log.append(10 * index + step, f"{index}{step} ", None, index)
+        lost = step in (1, 3)
+        desk.publisher.mark_dirty(job)
+        await asyncio.sleep(0.02)
+        lost = False
+        await desk.publisher.flushed()
+        if step == 4:  # a restart from an older file: the last publish is gone
+            last = (await valkey_client.xrevrange(desk.keys.out(job_id), count=3))[0][0]
+            total = int(last.split(b"-")[0]) - 3
+            kept = await valkey_client.xrange(desk.keys.out(job_id), max=f"{total}-1")
+            await valkey_client.delete(desk.keys.out(job_id))
+            for entry, fields in kept:
+                await valkey_client.xadd(desk.keys.out(job_id), fields, id=entry)
+            await valkey_client.hset(desk.keys.job(job_id), "offset", total)
+    for index in range(3):
+        job.log.outputs[index].finish_reason = FinishReason.LENGTH
+    job.terminal = Terminal(FinishReason.LENGTH)
+    desk.publisher.mark_dirty(job)
+    await desk.publisher.flushed()
+    events = await desk.events(job_id)
+    for index in range(3):
+        own = [e for e in events if e.index == index]
+        assert [t for e in own for t in e.token_ids] == [10 * index + step for step in range(6)]
+        assert "".join(e.text for e in own) == "".join(f"{index}{step} " for step in range(6))
+    assert [e.terminal is not None for e in events].count(True) == 1
+    copy = JobLog(3)
+    for event in events:
+        copy.replay(event)
+    assert [o.token_ids for o in copy.outputs] == [o.token_ids for o in job.log.outputs]
+
+
+async def test_what_was_published_is_read_back_and_a_damaged_stream_refused(
+    desk: Desk, valkey_client
+) -> None:
+    job_id = await desk.submit()
+    job = await desk.claim()
+    job.log = JobLog(2)
+    for step in range(2):
+        job.log.append(step, "a", None, 0)
+        job.log.append(10 + step, "b", None, 1)
+    job.log.outputs[1].finish_reason = FinishReason.STOP
+    job.log.outputs[1].stop_reason = "b"
+    desk.publisher.mark_dirty(job)
+    await desk.publisher.flushed()
+    log = await read_published(valkey_client, desk.keys, job_id, total=4, num_outputs=2)
+    assert [o.token_ids for o in log.outputs] == [[0, 1], [10, 11]]
+    assert [o.is_finished for o in log.outputs] == [False, True]
+    assert log.outputs[1].stop_reason == "b"
+    assert log.events(4, None) == []
+    for total, outputs in ((5, 2), (4, 1)):
+        with pytest.raises(DecodeError):
+            await read_published(valkey_client, desk.keys, job_id, total=total, num_outputs=outputs)
 
 
 async def test_a_cancel_mark_is_reported_with_the_next_publish(desk: Desk) -> None:

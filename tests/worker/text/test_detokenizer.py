@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.detokenizer import detokenizer_factory
+from inferq.worker.engine.tokenizer import Tokenizer
 
 #: Bytes that begin, continue and break characters, more often than chance would.
 TELLING_BYTES = [0x20, 0x41, 0x7F, 0x80, 0x9F, 0xBF, 0xC0, 0xC3, 0xE0, 0xE4, 0xED, 0xF0, 0xF4, 0xFF]
@@ -129,3 +130,34 @@ def test_a_decoder_that_cannot_be_followed_is_refused(decoder):
         tokenizer.decoder = decoder
     with pytest.raises(ModelError, match="decoder"):
         detokenizer_factory(tokenizer, skip_special_tokens=True)
+
+
+def _decode(tokenizer: Tokenizer, ids: list[int], **options) -> str:
+    detokenizer = tokenizer.detokenizer(skip_special_tokens=False, **options)
+    return "".join([*(detokenizer.append(i) for i in ids), detokenizer.finish()])
+
+
+def test_the_space_between_two_special_tokens_can_be_left_out():
+    fast = _sentencepiece(strip=False)
+    fast.add_special_tokens(["▁<tool>"])
+    tokenizer = Tokenizer(fast)
+    tool, begin, word, space = (fast.token_to_id(t) for t in ("▁<tool>", "<s>", "b", "▁"))
+    ids = [begin, tool, tool, word, tool, space, tool]
+    assert _decode(tokenizer, ids) == fast.decode(ids, skip_special_tokens=False)
+    assert _decode(tokenizer, ids) == "<s> <tool> <tool>b <tool>  <tool>"
+    joined = _decode(tokenizer, ids, spaces_between_special_tokens=False)
+    assert joined == "<s><tool><tool>b <tool>  <tool>"
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_where_a_decoder_puts_no_such_space_nothing_is_left_out(name, data):
+    fast = TOKENIZERS[name]
+    tokenizer = Tokenizer(fast)
+    special = [i for i, t in fast.get_added_tokens_decoder().items() if t.special]
+    any_id = st.integers(0, fast.get_vocab_size() + 2)
+    ids = data.draw(st.lists(any_id | st.sampled_from(special), max_size=24))
+    assert _decode(tokenizer, ids, spaces_between_special_tokens=False) == fast.decode(
+        ids, skip_special_tokens=False
+    )

@@ -190,3 +190,11 @@ def test_the_real_tokenizer_streams_any_text(real_tokenizer):
     steps = _one_by_one(output, ids)
     assert _shown(steps) + output.finish() == text
     assert "\ufffd" not in _shown(steps)
+
+
+def test_without_detokenizing_every_token_is_taken_and_has_no_text(make_tokenizer, spell):
+    tokenizer = make_tokenizer("DEF")
+    output = OutputText(tokenizer, _params(detokenize=False))
+    step = output.append(spell(tokenizer, "ABC", "DEF"))
+    assert step.text_pieces == ("",) * 4
+    assert (step.stop, output.finish()) == (None, "")

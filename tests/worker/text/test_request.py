@@ -90,6 +90,32 @@ def test_a_stop_token_outside_the_vocabulary_is_refused_by_its_id(prepare):
     assert caught.value.field == "stop_token_ids"
 
 
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, 3),
+        ({"truncate_prompt_tokens": 50, "max_tokens": 1}, 10),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 1}, 10),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 9}, 7),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 15}, 1),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 99, "min_tokens": 8}, 8),
+        ({"truncate_prompt_tokens": -1, "max_tokens": None}, 10),
+    ],
+)
+def test_a_truncated_prompt_keeps_its_end(prepare, options, kept):
+    prepared = prepare(TokenPrompt(tuple(range(10))), **options)
+    assert prepared.prompt_token_ids == tuple(range(10 - kept, 10))
+    wanted = options.get("max_tokens")
+    assert prepared.max_tokens == min(wanted or CONTEXT, CONTEXT - kept)
+
+
+def test_truncation_saves_a_prompt_longer_than_the_context(prepare):
+    prompt = TextPrompt("a" * 40)
+    assert len(prepare(prompt, truncate_prompt_tokens=-1, max_tokens=4).prompt_token_ids) == 12
+    with pytest.raises(InvalidRequestError, match="20 tokens leave no room"):
+        prepare(prompt, truncate_prompt_tokens=20)
+
+
 def test_chat_messages_need_a_chat_template(make_tokenizer):
     with pytest.raises(InvalidRequestError, match="no chat template") as caught:
         prepare_request(
