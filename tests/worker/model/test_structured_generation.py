@@ -18,18 +18,18 @@ pytestmark = pytest.mark.model
 SCHEMA = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 12},
+        "name": {"type": "string", "maxLength": 8},
         "age": {"type": "integer", "minimum": 0, "maximum": 120},
         "mood": {"enum": ["happy", "sad", None]},
         "pets": {
             "type": "array",
             "minItems": 1,
-            "maxItems": 2,
+            "maxItems": 1,
             "items": {
                 "type": "object",
                 "properties": {
                     "kind": {"enum": ["cat", "dog"]},
-                    "weight": {"type": "number", "minimum": 0, "maximum": 99},
+                    "weight": {"type": "integer", "minimum": 0, "maximum": 99},
                     "born": {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}$"},
                 },
                 "required": ["kind", "weight"],
