@@ -129,6 +129,8 @@ class Collector:
 
     def drop_output(self, group: SequenceGroup, index: int) -> bool:
         """End one output without report, forked already or not; False if it does not live."""
+        if group.search is not None:
+            return False
         for sequence in group.sequences:
             pending = tuple(child for child in sequence.pending_children if child != index)
             if pending and pending != sequence.pending_children:

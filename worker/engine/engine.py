@@ -234,23 +234,19 @@ class Engine:
         return complete
 
     def _abort_output(self, request_id: str, index: int) -> bool:
-        reported = self._uncomputed.get(request_id, [])
         group = self._groups.get(request_id)
-        for output in reported:
-            if output.index == index:
-                reported.remove(output)
-                if not reported:
-                    del self._uncomputed[request_id]
-                return True
-        if (
-            group is None
-            or group.search is not None
-            or not self._collector.drop_output(group, index)
-        ):
-            return False
-        if not group.sequences:
-            del self._groups[request_id]
-        return True
+        reported = self._uncomputed.pop(request_id, [])
+        kept = [output for output in reported if output.index != index or output.error]
+        found = len(kept) < len(reported)
+        if not found and group is not None:
+            found = self._collector.drop_output(group, index)
+            if not group.sequences:
+                del self._groups[request_id]
+        if kept:
+            if request_id not in self._groups:
+                kept[-1] = dataclasses.replace(kept[-1], request_finished=True)
+            self._uncomputed[request_id] = kept
+        return found
 
     def _end_with_error(self, request_id: str, info: ErrorInfo) -> None:
         self.abort(request_id)

@@ -141,33 +141,45 @@ class Scheduler:
             draft.owe(sequence, wanted - max(covered, len(sequence.block_table)))
 
     def _schedule_one(self, draft: Draft, sequence: Sequence, num_tokens: int) -> None:
-        room = len(sequence.block_table) * self._pool.block_size - sequence.num_computed_tokens
-        if num_tokens <= room and not sequence.group.has_forked:
-            draft.add_in_place(sequence, num_tokens)
-        else:
+        table, computed = sequence.block_table, sequence.num_computed_tokens
+        size = self._pool.block_size
+        if computed + num_tokens > len(table) * size or (
+            sequence.group.has_forked and self._pool.references(table[computed // size]) > 1
+        ):
             self._reserve(draft, [(sequence, num_tokens)])
+        else:
+            draft.add_in_place(sequence, num_tokens)
 
     def _reserve(self, draft: Draft, wanted: list[tuple[Sequence, int]]) -> bool:
         """Plan sequences of one group, all or none; False if they must sit the step out."""
-        group = wanted[0][0].group
         parts = draft.measure(wanted)
         while sum(part.num_blocks for part in parts) > draft.num_free:
-            draft.lacks_blocks = True
-            victim = self._running.last
-            if victim is wanted[0][0] or (victim.group is group and group.steps_together):
+            if not self._make_room(draft, wanted[0][0]):
                 return False
-            self.preemption.give_way(draft, victim, group)
             parts = draft.measure(wanted)
         for part in parts:
             draft.add(part)
         return True
+
+    def _make_room(self, draft: Draft, sequence: Sequence) -> bool:
+        """Let the last in order give way to `sequence`; False if that is itself, or its search."""
+        draft.lacks_blocks = True
+        victim, group = self._running.last, sequence.group
+        if victim is not sequence and not (victim.group is group and group.steps_together):
+            self.preemption.give_way(draft, victim, group)
+            return True
+        if group.steps_together and len(self._running) == len(group.sequences):
+            # Alone and still without room: beams hold equal blocks twice, computed beside another
+            # request or after the cache was reset. Computed again, alone, they share them.
+            self.preemption.give_way(draft, sequence, group)
+        return False
 
     def _step_beams(self, draft: Draft, group: SequenceGroup) -> bool:
         """Schedule each beam's last token; False unless that is all that is left to compute."""
         if any(len(s.token_ids) - s.num_computed_tokens > 1 for s in group.sequences):
             return False
         if draft.budget >= len(group.sequences):
-            self._reserve_for_beams(draft, group, [(s, 1) for s in group.sequences])
+            self._reserve(draft, [(s, 1) for s in group.sequences])
         return True
 
     def _catch_up(self, draft: Draft, group: SequenceGroup) -> None:
@@ -176,34 +188,34 @@ class Scheduler:
         target = group.sequences[0].num_tokens - 1
         upcoming: set[bytes] = set()
         for sequence in group.sequences:
-            match = PrefixMatch([], 0)
-            if not sequence.block_table:
-                match = self._pool.match_prefix(sequence.prefix_chain, sequence.token_ids)
-            first = len(match.block_ids) or sequence.num_computed_tokens // size
+            cached = self._cached_blocks(draft, sequence)
+            if cached is None:
+                return
+            first = len(cached) or sequence.num_computed_tokens // size
             digests = [link.digest for link in sequence.prefix_chain.links[first : target // size]]
             if digests and digests[0] in upcoming:
                 continue
             upcoming.update(digests)
-            if match.block_ids:
-                self.residency.hit(sequence, match.block_ids)
+            if cached:
+                self.residency.hit(sequence, cached)
             num_tokens = min(target - sequence.num_computed_tokens, draft.budget, self._max_chunk)
-            if num_tokens and not self._reserve_for_beams(draft, group, [(sequence, num_tokens)]):
+            if num_tokens and not self._reserve(draft, [(sequence, num_tokens)]):
                 return
         held = distinct_blocks(s.block_table for s in group.sequences)
         promised = sum(draft.num_promised(s) for s in group.sequences)
         draft.owe(group.sequences[0], group.num_blocks_wanted - held - promised)
         self._step_beams(draft, group)
 
-    def _reserve_for_beams(
-        self, draft: Draft, group: SequenceGroup, wanted: list[tuple[Sequence, int]]
-    ) -> bool:
-        if self._reserve(draft, wanted):
-            return True
-        if len(self._running) == len(group.sequences):
-            # Alone and still without room: beams hold equal blocks twice, computed beside another
-            # request or after the cache was reset. Computed again, alone, they share them.
-            self.preemption.give_way(draft, wanted[0][0], group)
-        return False
+    def _cached_blocks(self, draft: Draft, sequence: Sequence) -> list[int] | None:
+        """Find the beginning of a beam without blocks; None if there is no room to hold it."""
+        if sequence.block_table:
+            return []
+        while True:
+            match = self._pool.match_prefix(sequence.prefix_chain, sequence.token_ids)
+            if match.num_free <= draft.num_free:
+                return match.block_ids
+            if not self._make_room(draft, sequence):
+                return None
 
     def _admit(
         self, draft: Draft, rejected: list[Rejection], outranked: Sequence | None = None
