@@ -156,6 +156,7 @@ class EngineLoop:
                 "free": stats.blocks_free,
                 "cached": stats.blocks_cached,
                 "peak": self._peak_blocks,
+                "swapped": stats.num_swapped,
                 "preemptions": stats.num_preemptions,
                 "prefix_queries": stats.prefix_query_tokens,
                 "prefix_hits": stats.prefix_hit_tokens,

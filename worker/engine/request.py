@@ -11,6 +11,8 @@ from inferq.protocol.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.request_checks import check_request
 from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.engine.structured_output import check_structured_outputs
+from inferq.worker.engine.token_parameters import check_token_parameters
 from inferq.worker.engine.tokenizer import Tokenizer
 
 
@@ -93,7 +95,9 @@ def _truncated(
 def _check(
     token_ids: Sequence[int], params: SamplingParams, *, max_model_len: int, vocab_size: int
 ) -> None:
-    """Apply the engine's own checks, before the request takes a place in it."""
+    """Apply the checks of engine and sampler, before the request takes a place in the engine."""
     seeded = params if params.seed is not None else replace(params, seed=0)
     request = EngineRequest(request_id="", prompt_token_ids=tuple(token_ids), params=seeded)
     check_request(request, max_model_len=max_model_len, vocab_size=vocab_size)
+    check_token_parameters(params, vocab_size)
+    check_structured_outputs(params)

@@ -4,26 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Final
 
 from inferq.protocol.errors import InvalidRequestError
-from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.sequence import EngineRequest
-
-_DEFAULTS: Final = SamplingParams()
-#: Parameters that the engine does not serve yet.
-UNSUPPORTED: Final = (
-    "allowed_token_ids",
-    "structured_outputs",
-    "bad_words",
-    "logit_bias",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "truncate_prompt_tokens",
-    "detokenize",
-    "spaces_between_special_tokens",
-)
 
 
 def check_request(
@@ -38,9 +21,6 @@ def check_request(
     `max_num_seqs` is None where the engine, which checks again, is not at hand.
     """
     prompt, params = request.prompt_token_ids, request.params
-    for name in UNSUPPORTED:
-        if getattr(params, name) != getattr(_DEFAULTS, name):
-            raise InvalidRequestError("is not supported by this version", field=name)
     if not prompt:
         raise InvalidRequestError("is empty", field="prompt_token_ids", limit=1)
     if len(prompt) >= max_model_len:

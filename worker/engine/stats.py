@@ -30,3 +30,8 @@ class EngineStats:
     prefix_query_tokens: int
     prefix_hit_tokens: int
     num_steps: int
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of the prompt tokens that were found in the prefix cache; 0 before any."""
+        return self.prefix_hit_tokens / max(self.prefix_query_tokens, 1)
