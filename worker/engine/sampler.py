@@ -8,7 +8,8 @@ the rows beside it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Final
 
@@ -63,9 +64,19 @@ class SamplingBatch:
     """Whether the token's own log-probability is wanted, whatever `num_logprobs`."""
     sources: NDArray[np.int64] | None = None
     """The row of logits of each, where some rows have several or none."""
-    beam_rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """Rows of logits whose best candidates are wanted, and the beams of each's search."""
-    beam_widths: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    beams: tuple[tuple[int, int], ...] = ()
+    """Rows of logits whose best candidates are wanted, and the width of each's search."""
+
+    def with_children(self, children: SequenceOf[tuple[int, ...]]) -> SamplingBatch:
+        """Return the batch that samples a token for each of the children [R] of each row."""
+        sources = np.arange(len(children)).repeat([len(each) for each in children])
+        columns = {name: getattr(self, name)[sources] for name in _COLUMNS if name != "child"}
+        child = np.array([index for each in children for index in each], dtype=np.int64)
+        return SamplingBatch(**columns, child=child, sources=sources, beams=self.beams)
+
+
+#: Those with an entry for each token to sample.
+_COLUMNS: Final = tuple(f.name for f in fields(SamplingBatch) if f.name not in ("sources", "beams"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +123,9 @@ class Sampler:
             for place, report in zip(wanted.tolist(), reports, strict=True):
                 logprobs[place] = report
         candidates: list[BeamCandidates] = []
-        if batch.beam_rows.size:
-            rows = _on(logits.device, batch.beam_rows)
-            candidates = beam_candidates(logits, rows, batch.beam_widths.tolist())
+        if batch.beams:
+            rows = torch.tensor([row for row, _ in batch.beams], device=logits.device)
+            candidates = beam_candidates(logits, rows, [width for _, width in batch.beams])
         # One transfer for both.
         found = torch.cat((tokens, highest.isfinite().long())).tolist()
         unusable = [row for row, finite in enumerate(found[len(logprobs) :]) if not finite]

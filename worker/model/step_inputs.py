@@ -7,7 +7,7 @@ arrays; a step gathers rows, and touches no token in Python.
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -151,8 +151,8 @@ class StepInputBuilder:
         computed = ends[sampled] - 1
         if asks is not None and asks.prompt is not None:
             computed = np.concatenate((computed, asks.prompt.rows))
-        min_length = self._rows.min_length[rows[sampled]]
-        too_early = np.flatnonzero(known[sampled] < min_length).tolist()
+        sampled_rows, sampled_known = rows[sampled], known[sampled]
+        too_early = np.flatnonzero(sampled_known < self._rows.min_length[sampled_rows]).tolist()
         batch = AttentionBatch(
             query_starts=self._copy(np.append(starts, total).astype(np.int32)),
             seq_lens=self._copy(seq_lens.astype(np.int32)),
@@ -169,7 +169,7 @@ class StepInputBuilder:
             batch=batch,
             rows=self._copy(computed),
             sampled=[sequences[index] for index in sampled.tolist()],
-            sampling=self._sampling(rows[sampled], known[sampled], asks),
+            sampling=self._sampling(sampled_rows, sampled_known, asks),
             too_early=[(row, sequences[sampled[row]]) for row in too_early],
             asks=asks,
         )
@@ -195,27 +195,24 @@ class StepInputBuilder:
         self, rows: NDArray[np.int64], known: NDArray[np.int64], asks: StepAsks | None
     ) -> SamplingBatch:
         held = self._rows
-        sources, child, beams = None, held.child[rows], np.empty((0, 2), dtype=np.int64)
-        if asks is not None:
-            beams = np.array(asks.beams, dtype=np.int64).reshape(-1, 2)
-            if asks.children is not None:
-                sources = np.arange(rows.size).repeat([len(each) for each in asks.children])
-                child = np.array([c for each in asks.children for c in each], dtype=np.int64)
-                rows, known = rows[sources], known[sources]
-        return SamplingBatch(
+        batch = SamplingBatch(
             temperature=held.temperature[rows],
             top_k=held.top_k[rows],
             top_p=held.top_p[rows],
             min_p=held.min_p[rows],
             seed=held.seed[rows],
-            child=child,
+            child=held.child[rows],
             position=known,
             num_logprobs=held.num_logprobs[rows],
             is_ranked=held.is_ranked[rows],
-            sources=sources,
-            beam_rows=beams[:, 0].copy(),
-            beam_widths=beams[:, 1].copy(),
         )
+        if asks is None:
+            return batch
+        if asks.beams:
+            batch = replace(batch, beams=tuple(asks.beams))
+        if asks.children is not None:
+            batch = batch.with_children(asks.children)
+        return batch
 
     def _copy(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)

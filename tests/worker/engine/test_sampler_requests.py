@@ -360,8 +360,7 @@ def test_beam_candidates_are_allowed_tokens(editor: LogitsEditor) -> None:
     batch = batch_of(
         [sequence],
         temperature=np.zeros(1, np.float32),
-        beam_rows=np.array([0]),
-        beam_widths=np.array([2]),
+        beams=((0, 2),),
     )
     samples = Sampler(SIZE).sample(torch.zeros(1, SIZE), batch, edits_of(editor, [sequence]))
     (candidates,) = samples.candidates
