@@ -125,6 +125,17 @@ def test_at_the_limit_the_running_beams_become_hypotheses():
     )
 
 
+def test_a_search_that_is_stopped_finishes_its_beams_as_they_are():
+    search = search_of(beam_width=2)
+    search.advance([row((EOS, -1.25), (5, -1.0), (6, -3.0))])
+    search.stop()
+    assert search.is_done
+    assert search.hypotheses() == (
+        BeamHypothesis((5,), -1.0, -1.0, FinishReason.LENGTH),
+        BeamHypothesis((EOS,), -1.25, -1.25, FinishReason.STOP),
+    )
+
+
 def test_with_early_stopping_the_search_is_done_once_enough_texts_have_finished():
     rows = [row((EOS, -0.5), (5, -1.0), (6, -2.0))]
     eager, patient = (search_of(beam_width=2, early_stopping=early) for early in (True, False))

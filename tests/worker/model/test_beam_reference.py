@@ -1,6 +1,7 @@
 """Beam search against transformers' `generate`: the same texts with the same scores."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,13 @@ import transformers
 from inferq.protocol.messages import FinishReason
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.beam import BeamHypothesis, BeamSearch
+from inferq.worker.engine.config import EngineConfig
+from inferq.worker.engine.engine import Engine
 from inferq.worker.engine.plan import BeamCandidates
 from inferq.worker.engine.ranking import most_likely
+from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.factory import load_engine
+from inferq.worker.llm import LLM
 
 WIDTH = 4
 MAX_NEW_TOKENS = 12
@@ -29,9 +35,14 @@ class Found:
 
 
 @pytest.fixture(scope="module")
-def model(make_model: Callable[..., Path]) -> Any:
+def folder(make_model: Callable[..., Path]) -> Path:
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(
-        make_model(), dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation="eager"
     )
 
 
@@ -81,10 +92,13 @@ def reference(model: Any, prompt: list[int], params: SamplingParams, eos: list[i
     ]
 
 
-def assert_same(found: tuple[BeamHypothesis, ...], expected: list[Found]) -> None:
-    assert [hypothesis.token_ids for hypothesis in found] == [text.token_ids for text in expected]
-    scores = [hypothesis.score for hypothesis in found]
-    assert scores == pytest.approx([text.score for text in expected], rel=1e-5, abs=1e-5)
+def assert_same(
+    found: Sequence[BeamHypothesis | Found], expected: list[Found], tolerance: float = 1e-5
+) -> None:
+    assert [text.token_ids for text in found] == [text.token_ids for text in expected]
+    scores = [text.score for text in found]
+    wanted = [text.score for text in expected]
+    assert scores == pytest.approx(wanted, rel=tolerance, abs=tolerance)
 
 
 def likely_ends(model: Any, prompt: list[int], count: int) -> list[int]:
@@ -164,3 +178,95 @@ def test_stop_tokens_end_texts_as_the_models_own_do(model, random_text):
     expected = reference(model, prompt, params, eos)
     stopping = replace(params, stop_token_ids=eos, ignore_eos=True)
     assert_same(search(model, prompt, stopping, [3, 4]), expected)
+
+
+def engine_texts(
+    engine: Engine, prompts: list[list[int]], params: list[SamplingParams]
+) -> list[list[Found]]:
+    """Search all prompts at once in the engine; the texts of each, best first."""
+    for index, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+        engine.add_request(
+            EngineRequest(
+                request_id=str(index),
+                prompt_token_ids=tuple(prompt),
+                params=replace(each, seed=0),
+            )
+        )
+    found: list[list[Found]] = [[] for _ in prompts]
+    while engine.has_work():
+        for output in engine.step():
+            texts = found[int(output.request_id)]
+            assert (output.error, output.index) == (None, len(texts))
+            assert output.score is not None
+            texts.append(Found(output.token_ids, output.score))
+        engine.check_integrity()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("num_kv_blocks", "preemption_mode"), [(256, "auto"), (20, "recompute"), (20, "swap")]
+)
+def test_the_engine_finds_what_transformers_finds_many_prompts_at_once(
+    folder, model, random_text, num_kv_blocks, preemption_mode
+):
+    engine = load_engine(
+        EngineConfig(
+            model=str(folder),
+            block_size=4,
+            max_model_len=64,
+            num_kv_blocks=num_kv_blocks,
+            preemption_mode=preemption_mode,
+            num_swap_blocks=40 if preemption_mode == "swap" else None,
+        )
+    )
+    prompts, params, expected = [], [], []
+    for seed, (penalty, early) in enumerate(
+        itertools.product((0.5, 1.0, 2.0), (True, False, "never"))
+    ):
+        prompt = random_text(4 + 3 * seed, 10 + seed)
+        eos = likely_ends(model, prompt, seed % 4)
+        each = SamplingParams(
+            beam_width=WIDTH,
+            n=1 + seed % WIDTH,
+            length_penalty=penalty,
+            early_stopping=early,
+            max_tokens=MAX_NEW_TOKENS,
+        )
+        expected.append(reference(model, prompt, each, eos))
+        prompts.append(prompt)
+        params.append(replace(each, stop_token_ids=eos, ignore_eos=True))
+    for found, wanted in zip(engine_texts(engine, prompts, params), expected, strict=True):
+        assert_same(found, wanted, 1e-4)
+    stats = engine.stats()
+    assert (stats.num_preemptions > 0) == (num_kv_blocks == 20)
+    assert (stats.num_swaps > 0) == (preemption_mode == "swap")
+
+
+@pytest.mark.model
+def test_offline_generation_finds_what_transformers_finds_on_a_real_model(smollm2):
+    llm = LLM(str(smollm2), dtype="float32", num_kv_blocks=64, max_model_len=256)
+    tokenizer = llm.get_tokenizer()
+    eos = tokenizer.encode(".")
+    prompts, params = [], []
+    for text in ("The capital of France is", "Once upon a time there was a little dragon who"):
+        for penalty, early in ((1.0, False), (2.0, True)):
+            prompts.append(tokenizer.encode(text))
+            params.append(
+                SamplingParams(
+                    beam_width=WIDTH,
+                    n=WIDTH,
+                    length_penalty=penalty,
+                    early_stopping=early,
+                    max_tokens=MAX_NEW_TOKENS,
+                )
+            )
+    stopping = [replace(each, stop_token_ids=eos, ignore_eos=True) for each in params]
+    outputs = llm.generate(prompts, stopping, use_tqdm=False)
+    judge = transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    for output, prompt, each in zip(outputs, prompts, params, strict=True):
+        found = []
+        for text in output.outputs:
+            assert text.cumulative_logprob is not None
+            score = text.cumulative_logprob / len(text.token_ids) ** each.length_penalty
+            found.append(Found(tuple(text.token_ids), score))
+        assert_same(found, reference(judge, prompt, each, eos), 1e-4)
