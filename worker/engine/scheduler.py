@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferq.worker.engine.admission import Admission, Demand, Rejection, Verdict
-from inferq.worker.engine.block_pool import BlockPool, PrefixMatch
+from inferq.worker.engine.block_pool import BlockPool
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.draft import Draft
 from inferq.worker.engine.group import SequenceGroup

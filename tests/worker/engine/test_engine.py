@@ -138,6 +138,40 @@ def test_without_prefix_caching_everything_is_computed(simulation):
     assert sim.engine.stats().prefix_hit_tokens == 0
 
 
+def test_without_prefix_caching_a_preempted_request_finds_its_own_blocks_and_nobody_elses(
+    simulation,
+):
+    sim = simulation(32, enable_prefix_caching=False)
+    for name in ("a", "b"):
+        sim.add(name, [5] * 20, max_tokens=4, cache_salt="same", **NO_END)
+        sim.step()
+        sim.preempt(name)
+        sim.run()
+        sim.check_answer(name)
+        assert sim.answers[name].last.num_cached_tokens == 0
+    assert sim.runner.computed_tokens == 2 * 23, "nothing is computed twice, and nothing shared"
+    stats = sim.engine.stats()
+    assert (stats.prefix_query_tokens, stats.prefix_hit_tokens, stats.blocks_cached) == (40, 0, 0)
+
+
+def test_after_a_reset_nothing_is_found_and_what_runs_goes_on(simulation):
+    sim = simulation(32)
+    sim.add("cold", [5] * 20, max_tokens=3, **NO_END)
+    sim.run()
+    assert sim.engine.stats().blocks_cached > 0
+    assert sim.engine.reset_prefix_cache()
+    assert sim.engine.stats().blocks_cached == 0
+    sim.add("again", [5] * 20, max_tokens=8, **NO_END)
+    sim.step()
+    assert not sim.engine.reset_prefix_cache(), "blocks are in use"
+    sim.check_books()
+    sim.add("beside", [5] * 20, max_tokens=3, **NO_END)
+    sim.run()
+    for name in ("again", "beside"):
+        sim.check_answer(name)
+        assert sim.answers[name].last.num_cached_tokens == 0
+
+
 def test_an_end_token_ends_with_stop_and_is_part_of_the_output(simulation):
     sim = simulation(64)
     for i in range(40):

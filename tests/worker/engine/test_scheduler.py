@@ -251,3 +251,43 @@ def test_a_wrong_number_of_tokens_from_the_runner_is_an_error(simulation, monkey
     monkeypatch.setattr(sim.runner, "execute", lambda plan: [])
     with pytest.raises(ValueError, match="shorter than argument"):
         sim.step()
+
+
+def test_a_long_prompt_gets_no_more_than_the_threshold_in_one_step(simulation):
+    sim = simulation(64, max_num_seqs=8, max_num_batched_tokens=20, long_prefill_token_threshold=6)
+    sim.add("long", [3] * 15, max_tokens=2, **NO_END)
+    sim.add("short", [4] * 5, max_tokens=2, **NO_END)
+    sim.add("other", [5] * 30, max_tokens=1, **NO_END)
+    sim.run()
+    assert sim.plans[:3] == [
+        [("long", 6), ("short", 5), ("other", 6)],
+        [("short", 1), ("long", 6), ("other", 6)],
+        [("long", 3), ("other", 6)],
+    ]
+    for name in sim.requests:
+        sim.check_answer(name)
+
+
+def test_running_prompts_beyond_the_budget_sit_the_step_out(simulation):
+    sim = simulation(64, max_num_seqs=4, max_num_batched_tokens=8, long_prefill_token_threshold=4)
+    sim.add("a", [3] * 20, max_tokens=9, **NO_END)
+    sim.add("b", [4] * 20, max_tokens=9, **NO_END)
+    sim.step()
+    sim.add("c", [5] * 20, max_tokens=9, priority=-1, **NO_END)
+    sim.run()
+    assert sim.plans[1] == [("c", 4), ("a", 4)], "b runs, and there is no budget left for it"
+    for name in "abc":
+        sim.check_answer(name)
+
+
+def test_blocks_that_a_running_prompt_still_needs_are_not_given_to_others(simulation):
+    sim = simulation(12, max_num_seqs=4, max_num_batched_tokens=40, long_prefill_token_threshold=8)
+    sim.add("long", [3] * 39, max_tokens=1, **NO_END)  # 10 blocks, 2 in each step
+    sim.step()
+    sim.add("small", [5] * 9, max_tokens=2, **NO_END)
+    sim.run()
+    order = list(dict.fromkeys(name for plan in sim.plans for name, _ in plan))
+    assert order == ["long", "small"]
+    assert sim.engine.stats().num_preemptions == 0
+    assert not any("small" in dict(plan) for plan in sim.plans[:5])
+    sim.check_answer("small")
