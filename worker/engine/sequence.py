@@ -25,24 +25,18 @@ class ResumedOutput:
 class EngineRequest:
     """One request in token ids, checked by `Engine.add_request`.
 
-    `resumed` has what an earlier run published of each output, by index; generation goes on after
-    it, and outputs beyond it start anew. `output_token_ids` stands for a single resumed output.
-    Requests are served by `priority` (lower is more urgent), then `arrival` (any one clock), then
+    `resumed` has what an earlier run published of each output, by index: they go on after it, and
+    those that it does not reach start anew. Requests are served by `priority` (lower is more urgent), then `arrival` (any one clock), then
     `request_id`. Requests with different `cache_salt` never share a prefix. `params.seed` is set.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
-    output_token_ids: tuple[int, ...] = ()
     resumed: tuple[ResumedOutput, ...] = ()
     priority: int = 0
     arrival: float = 0.0
     cache_salt: str = ""
-
-    def __post_init__(self) -> None:
-        if self.output_token_ids and not self.resumed:
-            object.__setattr__(self, "resumed", (ResumedOutput(self.output_token_ids),))
 
 
 class SequenceStatus(Enum):

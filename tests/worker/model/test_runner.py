@@ -17,7 +17,7 @@ from inferq.protocol.errors import ModelError
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.engine.sequence import EngineRequest, ResumedOutput
 from inferq.worker.model.hub import find_model_folder
 from inferq.worker.model.kv_cache import CPU_MEMORY_CAP
 from inferq.worker.model.memory import available_memory
@@ -100,7 +100,7 @@ def test_resumed_output_goes_on_with_the_same_tokens(make_model: Make, random_te
         EngineRequest(
             request_id="resumed",
             prompt_token_ids=tuple(prompt),
-            output_token_ids=tuple(whole[:5]),
+            resumed=(ResumedOutput(tuple(whole[:5])),),
             params=params,
         )
     )
