@@ -26,8 +26,9 @@ class EngineRequest:
     """One request in token ids, checked by `Engine.add_request`.
 
     `resumed` has what an earlier run published of each output, by index: they go on after it, and
-    those that it does not reach start anew. Requests are served by `priority` (lower is more urgent), then `arrival` (any one clock), then
-    `request_id`. Requests with different `cache_salt` never share a prefix. `params.seed` is set.
+    those that it does not reach start anew. Requests are served by `priority` (lower is more
+    urgent), then `arrival` (any one clock), then `request_id`. Requests with different `cache_salt`
+    never share a prefix. `params.seed` is set.
     """
 
     request_id: str

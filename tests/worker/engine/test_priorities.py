@@ -109,14 +109,17 @@ def test_a_victim_that_was_already_planned_gives_its_budget_and_its_promised_blo
     simulation,
 ):
     sim = simulation(8, max_num_seqs=4, max_num_batched_tokens=8)
-    sim.add("low", [4] * 8, max_tokens=12, priority=5, **NO_END)
+    sim.add("kept", [3] * 2, max_tokens=9, **NO_END)
+    sim.add("low", [4] * 6, max_tokens=12, priority=5, **NO_END)
     sim.step()
-    sim.add("urgent", [5] * 25, max_tokens=3, **NO_END)
     sim.step()
-    assert sim.plans[-1] == [("urgent", 8)]
+    sim.step()  # low's next token takes a third block
+    sim.add("urgent", [5] * 20, max_tokens=3, **NO_END)
+    sim.step()
+    assert sim.plans[-1] == [("kept", 1), ("urgent", 7)]
     sim.run()
-    sim.check_answer("low")
-    sim.check_answer("urgent")
+    for name in sim.requests:
+        sim.check_answer(name)
 
 
 def test_a_waiting_request_of_better_priority_goes_before_a_running_prompt(simulation):
