@@ -225,3 +225,29 @@ def test_a_long_busy_history_with_preemptions_and_shared_prefixes(simulation, se
     assert stats.num_swaps > 0
     assert stats.prefix_hit_tokens > 100
     assert sim.runner.num_copies > 10
+
+
+def random_engine(simulation, rng: random.Random):
+    """An engine of any shape: pools from one block up, blocks from one token up."""
+    num_seqs = rng.randint(4, 14)
+    return simulation(
+        rng.randint(1, 30),
+        block_size=rng.choice([1, 2, 4, 8]),
+        max_model_len=rng.choice([60, 200]),
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=num_seqs + rng.randint(0, 30),
+        num_swap_blocks=rng.choice([0, 2, 5, 10, 30]),
+        preemption_mode=rng.choice(["swap", "auto", "recompute"]),
+        speeds=RunnerSpeeds(1000.0, 80_000.0, 100),
+        long_prefill_token_threshold=rng.choice([0, 0, 3, 7]),
+        enable_prefix_caching=rng.random() < 0.7,
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_short_histories_on_engines_of_all_shapes(simulation, seed: int):
+    rng = random.Random(seed)
+    for _ in range(16):
+        sim = random_engine(simulation, rng)
+        aborted = drive(sim, random_operations(rng, rng.randint(10, 120)))
+        check_all(sim, aborted)

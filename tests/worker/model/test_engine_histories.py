@@ -1,0 +1,116 @@
+"""Random histories of a real engine on a small model: nothing that happens changes a token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferq.protocol.params import SamplingParams
+from inferq.worker.engine.config import EngineConfig
+from inferq.worker.engine.engine import Engine
+from inferq.worker.engine.preemption import ForcedPreemption
+from inferq.worker.engine.sequence import EngineRequest, Sequence
+from inferq.worker.model.runner import load_runner
+
+Make = Callable[..., Any]
+Outputs = dict[tuple[str, int], list[int]]
+
+
+class Disturbance:
+    """Preempts a random running sequence before every few steps, by either means."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def __call__(self, running: tuple[Sequence, ...]) -> Iterator[ForcedPreemption]:
+        if running and self._rng.random() < 0.15:
+            yield ForcedPreemption(self._rng.choice(running), by_swap=self._rng.random() < 0.5)
+
+
+def engine_of(folder: Path, rng: random.Random | None = None, **options: Any) -> Engine:
+    config = EngineConfig(model=str(folder), device="cpu", max_model_len=96, **options)
+    runner = load_runner(config)
+    return Engine(
+        config,
+        runner,
+        num_blocks=runner.num_blocks,
+        max_model_len=runner.max_model_len,
+        eos_token_ids=runner.eos_token_ids,
+        vocab_size=runner.vocab_size,
+        num_swap_blocks=runner.num_swap_blocks,
+        preemption_hook=None if rng is None else Disturbance(rng),
+    )
+
+
+def random_requests(rng: random.Random, random_text: Make) -> list[EngineRequest]:
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.0},
+        {"n": 3},
+        {"best_of": 2},
+        {"beam_width": 3, "n": 3},
+        {"n": 2, "top_k": 20, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+    ]
+    shared = random_text(20, 99)
+    return [
+        EngineRequest(
+            request_id=str(number),
+            prompt_token_ids=tuple(shared[: rng.choice([0, 9, 20])] + random_text(9, number)),
+            params=SamplingParams(
+                seed=number,
+                max_tokens=rng.randint(4, 24),
+                ignore_eos=rng.random() < 0.5,
+                **rng.choice(kinds),
+            ),
+            priority=rng.randint(-1, 1),
+            arrival=float(number),
+        )
+        for number in range(16)
+    ]
+
+
+def run(engine: Engine, requests: list[EngineRequest], rng: random.Random) -> Outputs:
+    """Add the requests one after the other while the engine steps, and collect their tokens."""
+    outputs: Outputs = {}
+    waiting = list(requests)
+    while waiting or engine.has_work():
+        if waiting and (rng.random() < 0.4 or not engine.has_work()):
+            engine.add_request(waiting.pop(0))
+        for output in engine.step():
+            assert output.error is None
+            outputs.setdefault((output.request_id, output.index), []).extend(output.token_ids)
+        engine.check_integrity()
+    return outputs
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_outputs_equal_those_of_an_engine_with_room_for_all(
+    make_model: Make, random_text: Make, seed: int
+) -> None:
+    rng = random.Random(seed)
+    folder = make_model()
+    requests = random_requests(rng, random_text)
+    roomy = engine_of(folder, num_kv_blocks=400, block_size=8)
+    expected: Outputs = {}
+    for request in requests:
+        expected |= run(roomy, [request], rng)
+    tight = engine_of(
+        folder,
+        rng,
+        num_kv_blocks=18,
+        num_swap_blocks=(10, 30, 4)[seed],
+        block_size=8,
+        max_num_seqs=8,
+        max_num_batched_tokens=24,
+        preemption_mode=("swap", "auto", "swap")[seed],
+    )
+    assert run(tight, requests, rng) == expected
+    stats = tight.stats()
+    assert stats.num_steps > 60
+    assert stats.num_swaps > 3
+    assert stats.num_preemptions > stats.num_swaps
+    assert stats.blocks_used == stats.swap_blocks_used == 0
