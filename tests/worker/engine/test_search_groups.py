@@ -176,3 +176,51 @@ def test_prompt_logprobs_come_with_the_best_text(simulation):
     sim.add("a", PROMPT, beam_width=2, n=2, max_tokens=6, prompt_logprobs=1, **NO_END)
     sim.run()
     sim.check_answer("a")
+
+
+def test_beams_that_hold_equal_blocks_twice_in_a_full_pool_are_computed_once_more(simulation):
+    sim = simulation(8, max_num_seqs=4, max_num_batched_tokens=4)
+    sim.add("a", [*range(3, 15)], beam_width=4, n=4, max_tokens=7, **NO_END)
+    for _ in range(5):
+        sim.step()
+    sim.engine.reset_prefix_cache()
+    sim.preempt("a", sim.engine.live_sequences()[0].child_index)
+    for _ in range(3):
+        sim.step()  # one beam computes what all of them share
+        sim.engine.reset_prefix_cache()
+    sim.run()
+    assert sim.engine.stats().num_preemptions == 8
+    sim.check_answer("a")
+
+
+def test_cached_blocks_are_taken_only_if_no_running_sequence_was_promised_them(simulation):
+    """Found by a random history: two searches, of which one finds its blocks again late."""
+    sim = simulation(
+        14,
+        block_size=8,
+        max_model_len=60,
+        max_num_seqs=4,
+        max_num_batched_tokens=28,
+        num_swap_blocks=30,
+        preemption_mode="swap",
+        enable_prefix_caching=False,
+    )
+    options = {"max_tokens": 25, "arrival": 1.0, **NO_END}
+    sim.add("r0", [3, 3], beam_width=4, n=3, **options)
+    for _ in range(4):
+        sim.step()
+    shared = [7] * 33
+    sim.add("r1", [*shared, 3, 3, 5], priority=-1, **options)
+    sim.add("r2", [*shared[:9], 3, 3, 4, 3, 3, 4, 5, 4, 5, 4], **options)
+    tail = [4, 5, 3, 5, 4, 3, 5, 4, 4, 4, 5, 4, 4, 3, 3, 3, 5, 5, 3]
+    options["arrival"] = 0.0
+    sim.add("r3", [*shared, *tail], beam_width=2, priority=-1, **options)
+    sim.preempt("r0", sim.engine.live_sequences()[0].child_index)
+    sim.step()
+    sim.engine.reset_prefix_cache()
+    for _ in range(4):
+        sim.step()
+    sim.fail_one_step()
+    sim.run()
+    for name in sim.requests:
+        sim.check_answer(name)
