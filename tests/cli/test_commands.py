@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -33,6 +34,7 @@ from inferq.protocol.messages import (
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.replies import ClaimedJob, PublishItem
 from inferq.protocol.scripts import QueueScripts
+from inferq.protocol.structured import StructuredOutputs
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 RunHere = Callable[..., tuple[int, str, str]]
@@ -80,12 +82,28 @@ class Answerer:
         self.jobs.append(Job.decode(claimed.payload))
         reason = FinishReason.ERROR if self.fails else FinishReason.STOP
         info = ErrorInfo("internal_error", "it broke") if self.fails else None
+        if self.jobs[-1].params.n > 1:
+            await self._answer_twice(scripts, claimed)
+            return
         events = (
             (2, Event(token_ids=(7, 8), text="ab", text_ends=(1, 2)).encode()),
             (3, Event(offset=2, token_ids=(9,), text=" c", text_ends=(2,)).encode()),
             (3, Event(offset=3, terminal=Terminal(reason, Usage(1, 0, 3), error=info)).encode()),
         )
         item = PublishItem(claimed.job_id, claimed.epoch, 0, events, reason)
+        await scripts.publish("w", [item], **OFFSETS)
+
+    async def _answer_twice(self, scripts: QueueScripts, claimed: ClaimedJob) -> None:
+        end = {"finish_reason": FinishReason.STOP}
+        terminal = Terminal(FinishReason.STOP, Usage(1, 0, 4))
+        parts = [
+            Event(0, 0, (1,), "a\nb", (3,)),
+            Event(1, 0, (2,), "x", (1,)),
+            Event(0, 1, (3,), "c", (1,), **end),
+            Event(1, 1, (4,), "y\nz", (3,), **end, terminal=terminal),
+        ]
+        events = tuple((i + 1, event.encode()) for i, event in enumerate(parts))
+        item = PublishItem(claimed.job_id, claimed.epoch, 0, events, FinishReason.STOP)
         await scripts.publish("w", [item], **OFFSETS)
 
 
@@ -127,6 +145,85 @@ def test_every_option_reaches_the_job(run: Run, answerer: Answerer) -> None:
     assert params.ignore_eos
     assert params.logprobs == 2
     assert not params.skip_special_tokens
+
+
+def test_the_other_options_reach_the_job_too(run: Run, answerer: Answerer) -> None:
+    done = run(
+        "submit", "x", "--best-of", "3", "--bad-words", "no", "--bad-words", "nein",
+        "--logit-bias", '{"5": -1.5, "7": 2}', "--allowed-token-ids", "5",
+        "--allowed-token-ids", "7", "--repetition-penalty", "1.1", "--presence-penalty", "-0.5",
+        "--frequency-penalty", "0.5", "--prompt-logprobs", "0", "--truncate-prompt-tokens", "-1",
+        "--no-detokenize", "--no-spaces-between-special-tokens", "--cache-salt", "mine",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    (job,) = answerer.jobs
+    assert job.cache_salt == "mine"
+    expected = SamplingParams(
+        best_of=3,
+        bad_words=["no", "nein"],
+        logit_bias={5: -1.5, 7: 2.0},
+        allowed_token_ids=[5, 7],
+        repetition_penalty=1.1,
+        presence_penalty=-0.5,
+        frequency_penalty=0.5,
+        prompt_logprobs=0,
+        truncate_prompt_tokens=-1,
+        detokenize=False,
+        spaces_between_special_tokens=False,
+        seed=job.params.seed,
+    )
+    assert job.params == expected
+
+
+def test_beams_can_be_asked(run_here: RunHere, answerer: Answerer) -> None:
+    flags = ("--beam-width", "4", "--length-penalty", "2", "--early-stopping", "never")
+    assert run_here("submit", "x", *flags)[0] == 0
+    params = answerer.jobs[0].params
+    assert (params.beam_width, params.length_penalty, params.early_stopping) == (4, 2.0, "never")
+
+
+SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "form"),
+    [
+        (("--json-schema", SCHEMA), StructuredOutputs(json=SCHEMA)),
+        (("--json-schema", "schema.json"), StructuredOutputs(json=SCHEMA)),
+        (("--json-object",), StructuredOutputs(json_object=True)),
+        (("--regex", "[0-9]+"), StructuredOutputs(regex="[0-9]+")),
+        (("--choice", "a", "--choice", "b"), StructuredOutputs(choice=["a", "b"])),
+        (("--grammar", 'start: "a"\n' * 99), StructuredOutputs(grammar='start: "a"\n' * 99)),
+        (("--structured-outputs", '{"regex": "x"}'), StructuredOutputs(regex="x")),
+    ],
+    ids=["schema", "schema-file", "object", "regex", "choice", "grammar", "any"],
+)
+def test_a_form_of_the_output_can_be_asked(
+    run_here: RunHere,
+    answerer: Answerer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    form: StructuredOutputs,
+) -> None:
+    (tmp_path / "schema.json").write_text(SCHEMA)
+    monkeypatch.chdir(tmp_path)
+    code, _, errors = run_here("submit", "x", *arguments)
+    assert (code, errors) == (0, "")
+    assert answerer.jobs[0].params.structured_outputs == form
+
+
+def test_several_outputs_are_printed_by_lines_with_their_index(
+    run_here: RunHere, answerer: Answerer
+) -> None:
+    _, streamed, _ = run_here("submit", "x", "--n", "2", "--stream")
+    assert streamed == "[0] a\n[0] bc\n[1] xy\n[1] z\n"
+    _, whole, _ = run_here("submit", "x", "--n", "2")
+    assert whole == "[0] a\n[0] bc\n[1] xy\n[1] z\n"
+    job_id = run_here("submit", "x", "--n", "2", "--no-wait")[1].strip()
+    # here it is not known beforehand that there are several
+    _, later, _ = run_here("result", job_id, "--stream")
+    assert later == "a\nb\n[0] c\n[1] xy\n[1] z\n"
 
 
 @pytest.mark.parametrize(
@@ -223,6 +320,14 @@ def test_an_unknown_job_exits_with_1(run: Run, command: str) -> None:
         (("submit", "x", "--temperature", "-1"), b"temperature: -1.0 is not in [0, inf)"),
         (("submit", "x", "--top-p", "0"), b"top_p: 0.0 is not in (0, 1]"),
         (("submit", "x", "--max-tokens", "many"), b"--max-tokens"),
+        (("submit", "x", "--logit-bias", "5"), b"logit_bias"),
+        (("submit", "x", "--logit-bias", "{"), b"logit_bias: is not JSON"),
+        (("submit", "x", "--json-schema", "no-such-file"), b"structured_outputs.json"),
+        (("submit", "x", "--json-object", "--regex", "x"), b"not allowed with"),
+        (("submit", "x", "--regex", "x", "--structured-outputs", "{}"), b"is given twice"),
+        (("submit", "x", "--n", "2", "--temperature", "0"), b"n: greedy sampling"),
+        (("submit", "x", "--early-stopping", "soon"), b"--early-stopping"),
+        (("submit", "x", "--cache-salt", ""), b"cache_salt"),
         (("submit", "x", "--lane", "urgent"), b"--lane"),
         (("submit", "x", "--deadline", "-1"), b"deadline_s"),
         (("submit", "x", "--not-before", "tomorrow"), b"not_before"),

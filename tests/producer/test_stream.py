@@ -119,6 +119,39 @@ async def test_outputs_of_one_job_are_told_apart(client: AsyncClient, worker: An
     ]
 
 
+async def test_what_is_known_of_outputs_and_prompt_is_in_the_result(
+    client: AsyncClient, worker: Any
+) -> None:
+    handle = await client.submit("x", SamplingParams(n=2, logprobs=0, prompt_logprobs=0))
+    claimed, _ = await worker.claim_one()
+    scores = (None, TokenLogprob(-0.5, ((7, -0.5),)))
+    ends = {"finish_reason": FinishReason.STOP}
+    await worker.publish(
+        claimed,
+        0,
+        Event(0, 0, (4,), "a", (1,), cumulative_logprob=-1.0, prompt_logprobs=scores, **ends),
+        Event(1, 0, (5,), "b", (1,)),
+        Event(
+            1,
+            1,
+            (6,),
+            "c",
+            (1,),
+            cumulative_logprob=-2.5,
+            terminal=Terminal(FinishReason.STOP),
+            **ends,
+        ),
+        terminal=FinishReason.STOP,
+    )
+    result = await handle.result()
+    assert [o.cumulative_logprob for o in result.outputs] == [-1.0, -2.5]
+    assert result.prompt_logprobs == scores
+    events = await read(handle.stream())
+    assert [e.prompt_logprobs for e in events] == [scores, None, None]
+    assert [e.cumulative_logprob for e in events] == [-1.0, None, -2.5]
+    assert [(e.index, e.offset) for e in await read(handle.stream(2))] == [(1, 1)]
+
+
 @pytest.mark.parametrize("each", [1, 4, 10])
 @pytest.mark.parametrize("offset", [0, 1, 5, 9, 10])
 async def test_a_stream_resumes_at_any_offset_also_within_an_event(

@@ -35,6 +35,43 @@ async def test_a_job_arrives_as_it_was_submitted(client: AsyncClient, worker: An
 
 
 @pytest.mark.parametrize(
+    ("options", "cost"),
+    [
+        ({"n": 4, "max_tokens": 5}, 3 + 4 * 5),
+        ({"best_of": 3, "max_tokens": 5}, 3 + 3 * 5),
+        ({"beam_width": 2, "max_tokens": 5}, 3 + 2 * 5),
+        ({"truncate_prompt_tokens": 2, "max_tokens": 5}, 2 + 5),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 5}, 3 + 5),
+        ({"n": 4, "max_tokens": None}, 2**31 - 1),
+    ],
+)
+async def test_the_cost_is_of_every_candidate(
+    client: AsyncClient, worker: Any, options: dict[str, Any], cost: int
+) -> None:
+    await client.submit([1, 2, 3], SamplingParams(**options))
+    claimed, job = await worker.claim_one()
+    assert claimed.cost == cost
+    assert job.cache_salt is None
+
+
+async def test_a_cache_salt_arrives_and_is_no_other_content(
+    client: AsyncClient, worker: Any
+) -> None:
+    first = await client.submit("x", cache_salt="mine", idempotency_key="k")
+    _, job = await worker.claim_one()
+    assert job.cache_salt == "mine"
+    again = await client.submit("x", cache_salt="other", idempotency_key="k")
+    assert (again.id, again.created) == (first.id, False)
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 257, 5, "\ud800"])
+async def test_a_bad_cache_salt_is_refused(client: AsyncClient, salt: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await client.submit("x", cache_salt=salt)
+    assert caught.value.field == "cache_salt"
+
+
+@pytest.mark.parametrize(
     ("prompt", "arrives"),
     [
         ([1, 2, 3], TokenPrompt((1, 2, 3))),
