@@ -21,6 +21,7 @@ from inferq.protocol.messages import (
     TokenPrompt,
 )
 from inferq.protocol.params import SamplingParams
+from inferq.protocol.structured import StructuredOutputs
 
 JOB_ID = "0" * 31 + "f-3"
 
@@ -74,6 +75,25 @@ wire_values = st.recursive(
     )
 )
 def test_a_job_comes_back_as_it_was(job: Job) -> None:
+    assert Job.decode(job.encode()) == job
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(n=3, logprobs=-1, prompt_logprobs=0, truncate_prompt_tokens=-1),
+        SamplingParams(n=2, best_of=4, logit_bias={7: -1.5, 3: 100}, bad_words="no"),
+        SamplingParams(beam_width=4, n=2, length_penalty=0.5, early_stopping="never"),
+        SamplingParams(beam_width=2, early_stopping=True),
+        SamplingParams(allowed_token_ids=[3, 1], repetition_penalty=1.5, presence_penalty=-1),
+        SamplingParams(detokenize=False, spaces_between_special_tokens=False),
+        SamplingParams(structured_outputs=StructuredOutputs(json={"type": "object"})),
+        SamplingParams(structured_outputs=StructuredOutputs(choice=["a", "b"])),
+        SamplingParams(structured_outputs=StructuredOutputs(json_object=True)),
+    ],
+)
+def test_every_parameter_travels(params: SamplingParams) -> None:
+    job = Job(JOB_ID, TextPrompt("x"), params, cache_salt="mine")
     assert Job.decode(job.encode()) == job
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from inferq.protocol.errors import InvalidRequestError
 from inferq.worker.command import build_parser
-from inferq.worker.settings import ENV_PREFIX, WorkerSettings, check_variable_names, load_settings
+from inferq.worker.engine.config import EngineConfig
+from inferq.worker.settings import (
+    ENV_PREFIX,
+    EngineSettings,
+    WorkerSettings,
+    check_variable_names,
+    load_settings,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +47,23 @@ def test_flags_arrive_as_settings() -> None:
     settings = load_settings(vars(build_parser().parse_args(argv)))
     assert settings.enable_prefix_caching is False
     assert settings.num_kv_blocks == 64
+
+
+def test_every_option_of_the_engine_is_a_setting_with_the_same_default() -> None:
+    options = {f.name: f.default for f in dataclasses.fields(EngineConfig)}
+    del options["seed"]  # for requests without one; those of the queue always have one
+    del options["model"]
+    settings = {name: f.default for name, f in EngineSettings.model_fields.items()}
+    del settings["model"]
+    assert settings == options
+
+
+def test_options_of_preemption_arrive() -> None:
+    argv = ["--model", "m", "--preemption-mode", "swap", "--swap-space", "0.5", "--enforce-eager"]
+    settings = load_settings(vars(build_parser().parse_args(argv)))
+    options = {name: getattr(settings, name) for name in EngineSettings.model_fields}
+    config = EngineConfig(**options)
+    assert (config.preemption_mode, config.swap_space, config.enforce_eager) == ("swap", 0.5, True)
 
 
 def test_a_missing_model_is_named() -> None:
