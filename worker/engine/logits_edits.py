@@ -25,20 +25,37 @@ class TokenPairs:
 
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
-    """The only tokens that `rows` [M] may take, as bits [M, bytes], lowest bit first."""
+    """The only tokens that `rows` [M] may take, as bits [M, bytes], lowest bit first.
+
+    There are bits for the whole vocabulary, and perhaps some more.
+    """
 
     rows: NDArray[np.int64]
     bits: NDArray[np.uint8]
 
     def apply(self, logits: Tensor) -> None:
         """Set all other tokens' logits to minus infinity."""
-        rows, bits = _on(logits.device, self.rows), _on(logits.device, self.bits)
-        places = torch.arange(8, dtype=torch.uint8, device=logits.device)
-        is_allowed = (bits[:, :, None] >> places).bitwise_and_(1).flatten(1).bool()
-        missing = logits.shape[1] - is_allowed.shape[1]
-        if missing > 0:
-            is_allowed = torch.nn.functional.pad(is_allowed, (0, missing))
-        logits[rows] = logits[rows].masked_fill_(~is_allowed[:, : logits.shape[1]], -torch.inf)
+        is_banned = self._banned(logits.device, logits.shape[1])
+        if self.rows.size == len(logits) and (self.rows == np.arange(self.rows.size)).all():
+            logits.masked_fill_(is_banned, -torch.inf)
+        elif logits.device.type == "cpu":
+            # Row by row in place is quicker than to gather the rows and to scatter them.
+            for row, banned in zip(self.rows.tolist(), is_banned, strict=True):
+                logits[row].masked_fill_(banned, -torch.inf)
+        else:
+            rows = _on(logits.device, self.rows)
+            logits[rows] = logits[rows].masked_fill_(is_banned, -torch.inf)
+
+    def _banned(self, device: torch.device, vocab_size: int) -> Tensor:
+        """Return [M, vocabulary], true for tokens that are not allowed."""
+        banned = ~self.bits
+        if device.type == "cpu":
+            columns = np.unpackbits(banned, axis=1, count=vocab_size, bitorder="little")
+            return torch.from_numpy(columns).view(torch.bool)
+        bits = _on(device, banned)
+        places = torch.arange(8, dtype=torch.uint8, device=device)
+        unpacked = (bits[:, :, None] >> places).bitwise_and_(1).flatten(1)
+        return unpacked[:, :vocab_size].bool()
 
 
 @dataclass(frozen=True, slots=True)
