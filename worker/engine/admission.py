@@ -98,10 +98,9 @@ class Admission:
     def make_room(self, draft: Draft, candidate: Sequence, demand: Demand) -> bool:
         """Let running sequences of worse priority give way, the worst first; True if they did.
 
-        Only if that is enough, and only as many as it takes.
+        Only if that is enough, and only as many as it takes. What came in with this step is not
+        among them: candidates come in the order of their priorities.
         """
-        if draft.swap_in:  # what came in with this step cannot leave with it
-            return False
         victims = self._victims(draft, candidate, demand)
         for victim in victims:
             if victim.status is SequenceStatus.RUNNING:

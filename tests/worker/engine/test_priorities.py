@@ -91,6 +91,22 @@ def test_blocks_that_victims_share_are_counted_when_the_last_of_them_goes(simula
     sim.check_answer("urgent")
 
 
+def test_blocks_that_the_candidate_would_share_are_no_gain(simulation):
+    sim = simulation(8)
+    shared = [*range(3, 19)]
+    sim.add("kept", [40], max_tokens=9, **NO_END)
+    sim.add("low", shared, max_tokens=9, priority=1, **NO_END)
+    sim.step()
+    sim.step()
+    sim.add("urgent", [*shared, *range(40, 54)], max_tokens=2, **NO_END)
+    sim.step()
+    assert sorted(names(sim.plans[-1])) == ["kept", "low"]
+    assert sim.engine.stats().num_preemptions == 0
+    sim.run()
+    for name in sim.requests:
+        sim.check_answer(name)
+
+
 def test_an_evicted_search_gives_way_as_a_whole(simulation):
     sim = simulation(12)
     sim.add("low", [*range(3, 16)], beam_width=4, n=4, max_tokens=9, priority=1, **NO_END)

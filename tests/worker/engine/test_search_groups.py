@@ -1,9 +1,11 @@
 """Beam search on the scheduler: beams step together, share blocks, and give way as one."""
 
+from dataclasses import replace
+
 import pytest
 
 from inferq.protocol.messages import FinishReason
-from inferq.worker.engine.plan import RunnerSpeeds
+from inferq.worker.engine.plan import BeamCandidates, RunnerSpeeds
 
 NO_END = {"ignore_eos": True}
 PROMPT = list(range(3, 12))
@@ -160,14 +162,25 @@ def test_only_the_whole_of_a_search_can_be_aborted(simulation):
     sim.check_pool_is_whole()
 
 
-def test_beams_count_against_max_num_seqs_even_while_fewer_live(simulation):
+def test_beams_count_against_max_num_seqs_even_while_fewer_live(simulation, monkeypatch):
     sim = simulation(64, max_num_seqs=5)
+    execute = sim.runner.execute
+
+    def find_one_candidate(plan):
+        return [replace(result, candidates=first_of(result)) for result in execute(plan)]
+
+    def first_of(result):
+        found = result.candidates
+        return found and BeamCandidates(found.token_ids[:1], found.logprobs[:1])
+
+    monkeypatch.setattr(sim.runner, "execute", find_one_candidate)
     sim.add("a", PROMPT, beam_width=4, max_tokens=6, **NO_END)
     sim.add("b", [5] * 4, n=2, max_tokens=3, **NO_END)
-    sim.step()
-    assert [name for name, _ in sim.plans[0]] == ["a"]
+    for _ in range(6):
+        assert {s.request_id for s in sim.engine.live_sequences() if s.block_table} <= {"a"}
+        sim.step()
+    assert len(sim.output("a").token_ids) == 6
     sim.run()
-    sim.check_answer("a")
     sim.check_answer("b")
 
 

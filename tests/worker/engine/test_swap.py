@@ -8,7 +8,7 @@ from inferq.worker.engine.plan import RunnerSpeeds
 NO_END = {"ignore_eos": True}
 
 
-def swapped(sim, name="a", **options):
+def swapped(sim, name="a"):
     """Swap a request out and return the plan that did it."""
     sim.preempt(name, by_swap=True)
     sim.step()
@@ -125,6 +125,44 @@ def test_blocks_never_move_in_both_directions_in_one_step(simulation):
     sim.check_answer("b")
 
 
+def test_who_gives_way_while_another_comes_back_is_computed_again(simulation):
+    sim = simulation(
+        11,
+        num_swap_blocks=16,
+        preemption_mode="swap",
+        long_prefill_token_threshold=4,
+        max_num_seqs=4,
+    )
+    sim.add("low", [5] * 12, max_tokens=30, priority=1, **NO_END)
+    sim.add("high", [3] * 8, max_tokens=30, priority=-1, **NO_END)
+    sim.step()
+    sim.add("prompt", [4] * 24, max_tokens=5, **NO_END)
+    for _ in range(3):
+        sim.step()
+    swapped(sim, "high")
+    sim.step()
+    assert sim.step_plans[-1].swap_in
+    stats = sim.engine.stats()
+    assert (stats.num_preemptions, stats.num_swaps) == (2, 1)
+    sim.run()
+    for name in sim.requests:
+        sim.check_answer(name)
+
+
+def test_blocks_that_come_back_are_found_by_others_again(simulation):
+    sim = simulation(32, num_swap_blocks=32)
+    sim.add("a", [*range(3, 16)], max_tokens=12, **NO_END)
+    sim.step()
+    swapped(sim)
+    sim.engine.reset_prefix_cache()
+    sim.step()
+    sim.add("b", [*range(3, 16)], max_tokens=2, **NO_END)
+    sim.run()
+    assert sim.output("b").last.num_cached_tokens == 12
+    sim.check_answer("a")
+    sim.check_answer("b")
+
+
 @pytest.mark.parametrize(
     ("speeds", "expected"),
     [
@@ -158,14 +196,10 @@ def test_a_step_that_fails_while_blocks_move_costs_only_time(simulation, kind):
         sim.step()
     sim.fail_one_step()
     # what was to move may hold anything now
-    for blocks in (sim.runner.host, sim.runner.cache):
-        for block in blocks:
-            if not any(
-                block is sim.runner.cache[b]
-                for s in sim.engine.live_sequences()
-                for b in s.block_table
-            ):
-                block[:] = [0] * len(block)
+    held = {block for s in sim.engine.live_sequences() for block in s.block_table}
+    lost = [block for i, block in enumerate(sim.runner.cache) if i not in held]
+    for block in (*lost, *sim.runner.host):
+        block[:] = [0] * len(block)
     sim.engine.reset_prefix_cache()
     sim.check_books()
     sim.run()
