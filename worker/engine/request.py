@@ -12,7 +12,6 @@ from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.request_checks import check_request
 from inferq.worker.engine.sequence import EngineRequest
 from inferq.worker.engine.structured_output import check_structured_outputs
-from inferq.worker.engine.token_parameters import check_token_parameters
 from inferq.worker.engine.tokenizer import Tokenizer
 
 
@@ -99,5 +98,4 @@ def _check(
     seeded = params if params.seed is not None else replace(params, seed=0)
     request = EngineRequest(request_id="", prompt_token_ids=tuple(token_ids), params=seeded)
     check_request(request, max_model_len=max_model_len, vocab_size=vocab_size)
-    check_token_parameters(params, vocab_size)
     check_structured_outputs(params)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from inferq.protocol.errors import InvalidRequestError
 from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.engine.token_parameters import check_in_vocabulary, check_token_parameters
 
 
 def check_request(
@@ -42,10 +42,10 @@ def check_request(
     if not math.isfinite(request.arrival):
         raise InvalidRequestError(f"{request.arrival} is not a time", field="arrival")
     _check_outputs(request, max_num_seqs)
-    _check_vocabulary("prompt_token_ids", prompt, vocab_size)
+    check_in_vocabulary("prompt_token_ids", prompt, vocab_size)
     for output in request.resumed:
-        _check_vocabulary("resumed", output.token_ids, vocab_size)
-    _check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
+        check_in_vocabulary("resumed", output.token_ids, vocab_size)
+    check_token_parameters(params, vocab_size)
 
 
 def _check_outputs(request: EngineRequest, max_num_seqs: int | None) -> None:
@@ -63,16 +63,4 @@ def _check_outputs(request: EngineRequest, max_num_seqs: int | None) -> None:
             f"{len(request.resumed)} outputs, but this request can resume {most}",
             field="resumed",
             limit=most,
-        )
-
-
-def _check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    ids = tuple(token_ids)
-    # min and max run in C: prompts are long
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        outside = next(i for i in ids if not 0 <= i < vocab_size)
-        raise InvalidRequestError(
-            f"{outside} is not in the vocabulary of {vocab_size} tokens",
-            field=field,
-            limit=f"[0, {vocab_size - 1}]",
         )
