@@ -128,10 +128,13 @@ def test_outputs_differ_and_the_same_seed_gives_the_same(client) -> None:
 def test_three_outputs_of_a_killed_worker_go_on_as_undisturbed(
     start_worker, connect, valkey_url: str, queue: str, generate
 ) -> None:
-    expected = generate(PROMPT, n=3, seed=7, max_tokens=40, ignore_eos=True, logprobs=0)
+    options = {"n": 3, "seed": 7, "max_tokens": 40, "ignore_eos": True, "logprobs": 0}
+    # the first output ends before the kill: it is not generated again
+    expected = generate(PROMPT, **options, stop=["amazing"])
+    assert len(expected.outputs[0].token_ids) < 10
     workers = {w.name: w for w in [start_worker(valkey_url, queue) for _ in range(2)]}
     client = connect(valkey_url, queue)
-    job = client.submit(PROMPT, THREE)
+    job = client.submit(PROMPT, SamplingParams(**options, stop=["amazing"]))
     events, killed = [], False
     for event in job.stream(timeout_s=60):
         events.append(event)
