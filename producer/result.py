@@ -12,8 +12,8 @@ from inferq.protocol.messages import FinishReason, Terminal, Timings, TokenLogpr
 class JobOutput:
     """One output of a job; `stop_reason` is the stop string or token id that ended it.
 
-    `cumulative_logprob` sums its tokens' log-probabilities (with `logprobs`, `best_of` or beams); of
-    a beam it is the whole beam's, also where a stop string cut its end.
+    `cumulative_logprob` sums its tokens' log-probabilities, with `logprobs`, `best_of` or beams;
+    of a beam it is the whole beam's, also where a stop string cut its end.
     """
 
     index: int
