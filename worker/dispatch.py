@@ -275,7 +275,7 @@ class Dispatcher:
         for job in jobs:
             self._leave_engine(job)
         if self._publisher is not None:
-            await self._publisher.flushed()
+            await self._publisher.flushed(jobs)
         held = [job for job in jobs if job in self._jobs]
         await self._scripts.release(self._worker, [(job.id, job.epoch, cost) for job in held])
         for job in held:

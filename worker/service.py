@@ -233,7 +233,6 @@ class _Session:
             await self._finish_jobs(timeout_s, hurry)
             async with asyncio.timeout(HAND_OVER_S):
                 await self._dispatcher.hand_back(list(self._jobs))
-                await self._publisher.flushed()
                 await self._scripts.unregister(self._settings.worker_name)
         except (ServerLost, QueueFull, TimeoutError) as error:
             # The leases run out by themselves; others take over then.

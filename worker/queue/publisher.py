@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import structlog
@@ -56,22 +56,27 @@ class Publisher:
         self._on_cancel = on_cancel
         self._dirty: dict[RunningJob, None] = {}
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._progressed = asyncio.Event()
 
     def mark_dirty(self, job: RunningJob) -> None:
         """Have the job's unsent tokens (or its end) published soon."""
         self._dirty[job] = None
-        self._idle.clear()
         self._wake.set()
 
     def forget(self, job: RunningJob) -> None:
         """Publish nothing more of the job."""
         self._dirty.pop(job, None)
+        self._progressed.set()
 
-    async def flushed(self) -> None:
-        """Wait until the server has all that was marked so far."""
-        await self._idle.wait()
+    async def flushed(self, jobs: Iterable[RunningJob] | None = None) -> None:
+        """Wait until the server has all tokens of `jobs` (default: of those with unsent ones).
+
+        Waits for these jobs only: the others' tokens never stop coming.
+        """
+        awaited = tuple(self._dirty if jobs is None else jobs)
+        while any(job in self._dirty for job in awaited):
+            self._progressed.clear()
+            await self._progressed.wait()
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -82,13 +87,14 @@ class Publisher:
             while self._dirty:
                 try:
                     await self._flush_once()
+                    self._progressed.set()
                     pause = RETRY_PAUSE_S[0]
                 except (ServerLost, QueueFull) as error:
                     logger.warning("publish failed, will retry", error=str(error))
                     self._drop_expired()
+                    self._progressed.set()
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
                     pause = min(2 * pause, RETRY_PAUSE_S[1])
-            self._idle.set()
 
     async def _flush_once(self) -> None:
         batch = [job for job in self._dirty if job in self._jobs and job.is_dirty]
@@ -96,6 +102,8 @@ class Publisher:
         if not batch:
             self._dirty.clear()
             return
+        for job in batch:  # to the end of the line: those beyond this call come first in the next
+            self._dirty[job] = self._dirty.pop(job)
         items = [
             PublishItem(
                 job_id=job.id,

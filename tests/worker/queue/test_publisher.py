@@ -331,3 +331,29 @@ async def test_a_deadline_is_reported_when_it_passes(desk: Desk) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await task
     assert desk.overdue == [job]
+
+
+async def test_waiting_for_one_job_does_not_wait_for_others_that_never_rest(desk: Desk) -> None:
+    await desk.submit()
+    busy = await desk.claim()
+    job_id = await desk.submit()
+    quiet = await desk.claim()
+
+    async def talk() -> None:
+        for i in range(100_000):
+            busy.log.append(i, "x", None)
+            desk.publisher.mark_dirty(busy)
+            await asyncio.sleep(0)
+
+    talking = asyncio.create_task(talk())
+    await asyncio.sleep(0.05)
+    quiet.log.append(7, "quiet", None)
+    desk.publisher.mark_dirty(quiet)
+    async with asyncio.timeout(5):
+        await desk.publisher.flushed([quiet])
+    assert not talking.done()
+    [event] = await desk.events(job_id)
+    assert event.text == "quiet"
+    talking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await talking
