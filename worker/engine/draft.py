@@ -121,7 +121,9 @@ class Draft:
             for sequence, num_tokens in self._num_tokens.items()
         ]
         for item in items:
-            if item.sequence.pending_children and item.samples and not item.sequence.group.search:
+            if search := item.sequence.group.search:
+                item.num_candidates = search.num_candidates
+            elif item.sequence.pending_children and item.samples:
                 item.children = item.sequence.pending_children
         items.sort(key=_is_longer)
         return StepPlan(items, self.swap_out, self.swap_in, copies)

@@ -34,18 +34,22 @@ def token_logprobs(
     return reports
 
 
-def beam_candidates(logits: Tensor, rows: Tensor, widths: list[int]) -> list[BeamCandidates]:
-    """Return the 2·width likeliest next tokens of each of rows [N]; ties by lowest id.
+def beam_candidates(
+    logits: Tensor, totals: Tensor, rows: Tensor, counts: list[int]
+) -> list[BeamCandidates]:
+    """Return the likeliest next tokens, `counts` [N] of them, of each of rows [N]; ties by id.
 
-    There are fewer where fewer tokens are allowed: those at minus infinity are left out.
+    `totals` [N] are the log-sum-exps of the rows' raw logits, `logits` the edited ones: as in
+    transformers, an edit takes nothing from and gives nothing to the other tokens. There are fewer
+    where fewer tokens are allowed: those at minus infinity are left out.
     """
     found: list[BeamCandidates] = []
-    for part in _parts(len(widths)):
-        counts = [2 * width for width in widths[part]]
-        best, ids = most_likely(logits[rows[part]].log_softmax(dim=1), max(counts))
+    for part in _parts(len(counts)):
+        scores = logits[rows[part]] - totals[part, None]
+        best, ids = most_likely(scores, max(counts[part]))
         allowed = best.isfinite().sum(dim=1).tolist()
         for count, left, values, tokens in zip(
-            counts, allowed, best.tolist(), ids.tolist(), strict=True
+            counts[part], allowed, best.tolist(), ids.tolist(), strict=True
         ):
             kept = min(count, left)
             found.append(BeamCandidates(tuple(tokens[:kept]), tuple(values[:kept])))

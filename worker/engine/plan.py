@@ -21,6 +21,8 @@ class ScheduledSequence:
     sequence: Sequence
     num_tokens: int
     children: tuple[int, ...] = ()
+    #: Likeliest next tokens to return, in a beam search; they decide a step, more change nothing.
+    num_candidates: int = 0
 
     @property
     def samples(self) -> bool:
@@ -74,7 +76,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class BeamCandidates:
-    """The likeliest next tokens of one beam, twice as many as there are beams, best first."""
+    """The likeliest next tokens of one beam, as many as the plan asks for, best first."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]

@@ -65,7 +65,7 @@ class SamplingBatch:
     sources: NDArray[np.int64] | None = None
     """The row of logits of each, where some rows have several or none."""
     beams: tuple[tuple[int, int], ...] = ()
-    """Rows of logits whose best candidates are wanted, and the width of each's search."""
+    """Rows of logits whose best candidates are wanted, and how many of them."""
 
     def with_children(self, children: SequenceOf[tuple[int, ...]]) -> SamplingBatch:
         """Return the batch that samples a token for each of the children [R] of each row."""
@@ -104,6 +104,8 @@ class Sampler:
         """Sample from rows of logits [R, padded vocabulary], which may be overwritten."""
         raw = logits = logits[:, : self._vocab_size].float()
         wanted = np.flatnonzero((batch.num_logprobs >= 0) | batch.is_ranked)
+        beam_rows = torch.tensor([row for row, _ in batch.beams], device=logits.device)
+        beam_totals = logits[beam_rows].logsumexp(dim=1) if batch.beams else None
         if edits is not None:
             if wanted.size:
                 raw = logits.clone()
@@ -123,9 +125,9 @@ class Sampler:
             for place, report in zip(wanted.tolist(), reports, strict=True):
                 logprobs[place] = report
         candidates: list[BeamCandidates] = []
-        if batch.beams:
-            rows = torch.tensor([row for row, _ in batch.beams], device=logits.device)
-            candidates = beam_candidates(logits, rows, [width for _, width in batch.beams])
+        if beam_totals is not None:
+            wanted_counts = [count for _, count in batch.beams]
+            candidates = beam_candidates(logits, beam_totals, beam_rows, wanted_counts)
         # One transfer for both.
         found = torch.cat((tokens, highest.isfinite().long())).tolist()
         unusable = [row for row, finite in enumerate(found[len(logprobs) :]) if not finite]

@@ -60,7 +60,7 @@ class StepAsks:
     prefilling: list[Sequence]
     """Sequences that will ask for edits, but do not sample yet."""
     beams: list[tuple[int, int]]
-    """Rows of beams, and the width of each's search."""
+    """Rows of beams, and how many candidates each wants."""
     children: list[tuple[int, ...]] | None
     """The outputs to sample from each row, where one has several."""
     prompt: PromptRows | None
@@ -92,7 +92,7 @@ def step_asks(
     return StepAsks(
         editing=[(rows[i], scheduled[i].sequence) for i in edited if i in rows],
         prefilling=[scheduled[i].sequence for i in edited if i not in rows],
-        beams=[(rows[i], scheduled[i].sequence.params.beam_width or 1) for i in beams if i in rows],
+        beams=[(rows[i], scheduled[i].num_candidates) for i in beams if i in rows],
         children=children,
         prompt=_prompt_rows([(i, scheduled[i], int(starts[i])) for i in with_prompt], vocab_size),
     )

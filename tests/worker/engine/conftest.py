@@ -111,8 +111,8 @@ class SimulatedRunner:
                 for p in range(first, last)
             )
         if samples and params.beam_width is not None:
-            count = 2 * params.beam_width + len(params.stop_token_ids) + 1
-            return SequenceResult((), beam_candidates(state, count), prompt_logprobs)
+            candidates = beam_candidates(state, item.num_candidates)
+            return SequenceResult((), candidates, prompt_logprobs)
         tokens = []
         for child in (item.children or (sequence.child_index,)) if samples else ():
             token_id = next_token(state, child)

@@ -344,13 +344,14 @@ def test_beam_candidates_are_the_best_of_the_log_softmax_with_ties_by_id() -> No
     torch.manual_seed(0)
     logits = torch.randint(0, 4, (70, SIZE)).float()
     widths = [1 + row % 5 for row in range(70)]
-    found = beam_candidates(logits, torch.arange(70), widths)
+    counts, totals = [2 * width for width in widths], logits.logsumexp(dim=1)
+    found = beam_candidates(logits, totals, torch.arange(70), counts)
     expected = logits.log_softmax(dim=1)
     for row, (width, candidates) in enumerate(zip(widths, found, strict=True)):
         order = expected[row].argsort(descending=True, stable=True)[: 2 * width]
         assert candidates.token_ids == tuple(order.tolist())
-        assert candidates.logprobs == tuple(expected[row, order].tolist())
-        (alone,) = beam_candidates(logits, torch.tensor([row]), [width])
+        assert candidates.logprobs == pytest.approx(expected[row, order].tolist(), abs=1e-6)
+        (alone,) = beam_candidates(logits, totals[row, None], torch.tensor([row]), [2 * width])
         assert alone == candidates
 
 
@@ -360,12 +361,14 @@ def test_beam_candidates_are_allowed_tokens(editor: LogitsEditor) -> None:
     batch = batch_of(
         [sequence],
         temperature=np.zeros(1, np.float32),
-        beams=((0, 2),),
+        beams=((0, 4),),
     )
     samples = Sampler(SIZE).sample(torch.zeros(1, SIZE), batch, edits_of(editor, [sequence]))
     (candidates,) = samples.candidates
     assert candidates.token_ids == (6, 4, 5)
-    assert sum(math.exp(value) for value in candidates.logprobs) == pytest.approx(1.0)
+    # as in transformers: each keeps its own probability, what was forbidden goes to nobody
+    expected = [1.0 - math.log(SIZE), -math.log(SIZE), -math.log(SIZE)]
+    assert candidates.logprobs == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, {}, {"top_k": 2}, {"top_p": 0.9}], ids=str)

@@ -200,7 +200,12 @@ class Loop:
     ) -> list[SequenceResult]:
         """Compute at most `chunk` tokens of each sequence, and append what is sampled."""
         items = [
-            ScheduledSequence(s, min(chunk, len(s.token_ids) - s.num_computed_tokens), children)
+            ScheduledSequence(
+                s,
+                min(chunk, len(s.token_ids) - s.num_computed_tokens),
+                children,
+                2 * (s.params.beam_width or 0),
+            )
             for s in sequences
         ]
         items.sort(key=lambda item: item.num_tokens > 1)

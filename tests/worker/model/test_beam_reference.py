@@ -242,6 +242,30 @@ def test_the_engine_finds_what_transformers_finds_many_prompts_at_once(
     assert (stats.num_swaps > 0) == (preemption_mode == "swap")
 
 
+@pytest.mark.parametrize(("width", "num_ends", "min_tokens"), [(WIDTH, 3, 6), (2, 6, 0), (1, 5, 3)])
+def test_the_engine_agrees_with_min_tokens_and_with_more_ends_than_beams(
+    folder, model, random_text, width, num_ends, min_tokens
+):
+    engine = load_engine(EngineConfig(model=str(folder), max_model_len=64, num_kv_blocks=64))
+    prompts, params, expected = [], [], []
+    for seed in range(4):
+        prompt = random_text(5 + seed, 40 + seed)
+        eos = likely_ends(model, prompt, num_ends)
+        each = SamplingParams(
+            beam_width=width, n=width, max_tokens=MAX_NEW_TOKENS, min_tokens=min_tokens
+        )
+        if width > 1:
+            expected.append(reference(model, prompt, each, eos))
+        else:  # transformers' search by itself needs two: as many steps of the greedy one
+            expected.append(
+                [Found(text.token_ids, text.score) for text in search(model, prompt, each, eos)]
+            )
+        prompts.append(prompt)
+        params.append(replace(each, stop_token_ids=eos, ignore_eos=True))
+    for found, wanted in zip(engine_texts(engine, prompts, params), expected, strict=True):
+        assert_same(found, wanted, 1e-4)
+
+
 @pytest.mark.model
 def test_offline_generation_finds_what_transformers_finds_on_a_real_model(smollm2):
     llm = LLM(str(smollm2), dtype="float32", num_kv_blocks=64, max_model_len=256)

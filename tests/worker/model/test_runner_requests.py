@@ -130,9 +130,9 @@ def test_beams_get_their_best_candidates(
     assert found.candidates is not None
     assert other.candidates is None
     assert len(other.samples) == 1
-    logits = reference_logits(folder, text)[-1].clone()
-    logits[2] = -torch.inf
-    best = logits.log_softmax(dim=0).sort(descending=True)
+    logprobs = reference_logits(folder, text)[-1].log_softmax(dim=0)
+    logprobs[2] = -torch.inf
+    best = logprobs.sort(descending=True)
     assert found.candidates.token_ids == tuple(best.indices[:6].tolist())
     assert found.candidates.logprobs == pytest.approx(best.values[:6].tolist(), abs=1e-4)
 
