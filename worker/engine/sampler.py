@@ -104,8 +104,10 @@ class Sampler:
         """Sample from rows of logits [R, padded vocabulary], which may be overwritten."""
         raw = logits = logits[:, : self._vocab_size].float()
         wanted = np.flatnonzero((batch.num_logprobs >= 0) | batch.is_ranked)
-        beam_rows = torch.tensor([row for row, _ in batch.beams], device=logits.device)
-        beam_totals = logits[beam_rows].logsumexp(dim=1) if batch.beams else None
+        beam_rows = beam_totals = None
+        if batch.beams:
+            beam_rows = torch.tensor([row for row, _ in batch.beams], device=logits.device)
+            beam_totals = logits[beam_rows].logsumexp(dim=1)
         if edits is not None:
             if wanted.size:
                 raw = logits.clone()
@@ -125,7 +127,7 @@ class Sampler:
             for place, report in zip(wanted.tolist(), reports, strict=True):
                 logprobs[place] = report
         candidates: list[BeamCandidates] = []
-        if beam_totals is not None:
+        if beam_rows is not None and beam_totals is not None:
             wanted_counts = [count for _, count in batch.beams]
             candidates = beam_candidates(logits, beam_totals, beam_rows, wanted_counts)
         # One transfer for both.
