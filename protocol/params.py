@@ -207,6 +207,8 @@ class SamplingParams:
                 field="n",
                 limit=self.beam_width,
             )
+        if self.structured_outputs is not None:
+            raise InvalidRequestError("does not go with beam search", field="structured_outputs")
         unsuited = {"best_of": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         if self.temperature != 1.0 and not self.is_greedy:
             unsuited["temperature"] = 1.0

@@ -44,8 +44,6 @@ def check_structured_outputs(params: SamplingParams) -> None:
     form = params.structured_outputs
     if form is None:
         return
-    if params.beam_width is not None:
-        raise InvalidRequestError("does not go with beam search", field="structured_outputs")
     message = LLMatcher.validate_grammar(_grammar(form), None, limits=parser_limits())
     if message and not message.startswith("WARNING"):
         raise form_error(form, message)

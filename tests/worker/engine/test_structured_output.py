@@ -258,13 +258,6 @@ def test_good_forms_and_none_pass_the_check() -> None:
         check_structured_outputs(SamplingParams(structured_outputs=form))
 
 
-def test_a_form_does_not_go_with_beam_search() -> None:
-    params = SamplingParams(beam_width=2, structured_outputs={"regex": "a"})
-    with pytest.raises(InvalidRequestError, match="beam search") as caught:
-        check_structured_outputs(params)
-    assert caught.value.field == "structured_outputs"
-
-
 @pytest.mark.parametrize(
     "form",
     [
