@@ -144,7 +144,7 @@ class Dispatcher:
             self.lose(job, str(error))
         except Exception as error:  # the job must end, whatever is wrong with us
             logger.exception("preparing a job failed", job_id=job.id)
-            self._fail(job, ErrorInfo(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}"))
+            self._fail(job, _internal_error(error))
 
     async def _read_log(self, job: RunningJob, prepared: PreparedRequest) -> JobLog:
         """Return what was published of a job by others; what publishes at its end starts again."""
@@ -222,8 +222,14 @@ class Dispatcher:
         """Take what the engine generated: text is made of it, and it is published."""
         for output in outputs:
             active = self._active.get(output.request_id)
-            if active is not None:
+            if active is None:
+                continue
+            try:
                 self._receive_one(active, output)
+            except Exception as error:  # the job must end, and the others' tokens be taken
+                logger.exception("taking tokens failed", job_id=active.job.id)
+                self._leave_engine(active.job)
+                self._fail(active.job, _internal_error(error))
 
     def _receive_one(self, active: ActiveJob, output: EngineOutput) -> None:
         job = active.job
@@ -270,13 +276,20 @@ class Dispatcher:
         )
         self._drop(job)
 
-    async def hand_back(self, jobs: Sequence[RunningJob], cost: int | None = None) -> None:
-        """Give jobs back to the queue at their published offset, claimable at once."""
+    async def hand_back(
+        self, jobs: Sequence[RunningJob], *, cost: int | None = None, flush: bool = True
+    ) -> None:
+        """Give jobs back to the queue at their published offset, claimable at once.
+
+        Without `flush`, tokens that are not published yet are left to be generated again.
+        """
         for job in jobs:
             self._leave_engine(job)
-        if self._publisher is not None:
+        if self._publisher is not None and flush:
             await self._publisher.flushed(jobs)
         held = [job for job in jobs if job in self._jobs]
+        if not held:
+            return
         await self._scripts.release(self._worker, [(job.id, job.epoch, cost) for job in held])
         for job in held:
             logger.info("→ handed back", job_id=job.id, offset=job.acknowledged)
@@ -357,6 +370,10 @@ class Dispatcher:
             self._publisher.forget(job)
         self._jobs.remove(job)
         self._on_room()
+
+
+def _internal_error(error: Exception) -> ErrorInfo:
+    return ErrorInfo(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
 
 
 def _request_id(job: RunningJob) -> str:

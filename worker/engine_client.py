@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -53,6 +54,7 @@ class EngineClient:
         self.on_outputs: Callable[[Sequence[EngineOutput]], None] = _nobody_listens
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._outbox: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._dead = asyncio.Event()
         #: Why the process ended, once it has.
@@ -86,7 +88,8 @@ class EngineClient:
         self._ready = loop.create_future()
         self._process, self._connection = _launch()
         threading.Thread(target=self._read, args=(loop,), name="engine-reader", daemon=True).start()
-        self._send([options])
+        threading.Thread(target=self._write, name="engine-writer", daemon=True).start()
+        self._outbox.put([options])
         return await self._ready
 
     def add(
@@ -106,7 +109,7 @@ class EngineClient:
         if not self._unanswered:
             self.last_step_at = time.monotonic()
         self._unanswered.add(request_id)
-        self._send(
+        self._outbox.put(
             [
                 "add",
                 request_id,
@@ -121,11 +124,11 @@ class EngineClient:
     def abort(self, request_id: str) -> None:
         """Have the engine drop a request and free its blocks at once."""
         self._unanswered.discard(request_id)
-        self._send(["abort", [[request_id, None]]])
+        self._outbox.put(["abort", [[request_id, None]]])
 
     def abort_output(self, request_id: str, index: int) -> None:
         """Have the engine drop one output of a request of which others go on."""
-        self._send(["abort", [[request_id, index]]])
+        self._outbox.put(["abort", [[request_id, index]]])
 
     async def wait_dead(self, timeout_s: float) -> None:
         """Wait until the process has ended, or the time is over."""
@@ -138,6 +141,7 @@ class EngineClient:
         """End the process."""
         if self._process is None or self._connection is None:
             return
+        self._outbox.put(None)
         # A shutdown wakes the reader thread and the child at once; a close would wait for both.
         with socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
             ours.shutdown(socket.SHUT_RDWR)
@@ -153,10 +157,12 @@ class EngineClient:
         if self._process is not None:
             self._process.kill()
 
-    def _send(self, frame: list[Any]) -> None:
+    def _write(self) -> None:
+        """Send frames from a thread of its own: a stuck engine must not stop the event loop."""
         assert self._connection is not None
         try:
-            self._connection.send_bytes(pack(frame))
+            while (frame := self._outbox.get()) is not None:
+                self._connection.send_bytes(pack(frame))
         except OSError as error:
             # The reader thread sees the end as well and sets `death`.
             logger.debug("engine pipe closed", error=str(error))

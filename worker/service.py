@@ -37,6 +37,8 @@ logger = structlog.get_logger("inferq.worker")
 SWEEP_INTERVAL_S: Final = 60.0
 #: Milliseconds without a report after which a worker is gone; reports come at least every minute.
 GONE_AFTER_MS: Final = 300_000
+#: Seconds that the claim under way may take to end before it is cut off.
+CLAIM_END_S: Final = 2.0
 #: Seconds that publishing and handing over may take at the end of a drain.
 HAND_OVER_S: Final = 5.0
 
@@ -210,10 +212,15 @@ class _Session:
                 logger.error("part ended", part=task.get_name(), exc_info=task.exception())
             # No more claims before the hand-back: it would claim its own jobs again.
             self._claimer.stop()
-            await asyncio.wait([claiming])
-            if not self._engine.is_dead:
-                await self._drain(0.0 if failed else self._settings.drain_timeout_s, hurry)
-            return 1 if failed else 0
+            await asyncio.wait([claiming], timeout=CLAIM_END_S)
+            if self._engine.is_dead:
+                return 1
+            if failed:
+                # Whatever broke, nobody may renew leases for it, or wait for a part that is gone.
+                await _cancel([claiming, *parts])
+                await self._hand_over(are_published=False)
+                return 1
+            return 0 if await self._drain(hurry) else 1
         finally:
             await _cancel([claiming, stopped, *parts])
 
@@ -224,19 +231,34 @@ class _Session:
     def _take(self, claimed: ClaimedJob) -> None:
         self._dispatcher.take(claimed, self._settings.lease_s)
 
-    async def _drain(self, timeout_s: float, hurry: asyncio.Event) -> None:
-        """Hand back the unstarted, finish what ends in time, hand over the rest."""
+    async def _drain(self, hurry: asyncio.Event) -> bool:
+        """Hand back the unstarted, finish what ends in time, hand over the rest.
+
+        Return whether every job was handed over or finished. Takes the drain time-out, and the
+        hand-over's at most.
+        """
+        deadline = time.monotonic() + self._settings.drain_timeout_s
+        unstarted = [job for job in self._jobs if not job.has_started and not job.is_finished]
+        logger.info("draining", running=len(self._jobs), handing_back=len(unstarted))
         try:
-            unstarted = [job for job in self._jobs if not job.has_started and not job.is_finished]
-            logger.info("draining", running=len(self._jobs), handing_back=len(unstarted))
-            await self._dispatcher.hand_back(unstarted)
-            await self._finish_jobs(timeout_s, hurry)
             async with asyncio.timeout(HAND_OVER_S):
-                await self._dispatcher.hand_back(list(self._jobs))
+                await self._dispatcher.hand_back(unstarted)
+        except (ServerLost, QueueFull, TimeoutError) as error:
+            logger.warning("unstarted jobs not handed back yet", error=str(error))
+        await self._finish_jobs(max(0.0, deadline - time.monotonic()), hurry)
+        return await self._hand_over(are_published=True)
+
+    async def _hand_over(self, *, are_published: bool) -> bool:
+        """Give all jobs back and take the worker out of the books; return whether that worked."""
+        try:
+            async with asyncio.timeout(HAND_OVER_S):
+                await self._dispatcher.hand_back(list(self._jobs), flush=are_published)
                 await self._scripts.unregister(self._settings.worker_name)
         except (ServerLost, QueueFull, TimeoutError) as error:
             # The leases run out by themselves; others take over then.
             logger.warning("hand-over incomplete", left=len(self._jobs), error=str(error))
+            return False
+        return True
 
     async def _finish_jobs(self, timeout_s: float, hurry: asyncio.Event) -> None:
         """Wait until no job is left, the time is over, or `hurry` is set."""

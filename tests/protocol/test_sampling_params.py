@@ -137,7 +137,7 @@ def test_a_tiny_temperature_is_greedy(temperature: float, greedy: bool) -> None:
         ({"logit_bias": {-1: 1}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": [5]}, "logit_bias"),
-        ({"logit_bias": {i: 1 for i in range(1025)}}, "logit_bias"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
         ({"allowed_token_ids": 3}, "allowed_token_ids"),
         ({"bad_words": [""]}, "bad_words"),

@@ -1,0 +1,100 @@
+"""Faults around one worker: it rides them out, or goes away so that others can go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from inferq import SamplingParams
+from inferq.embedded import EmbeddedServer
+from inferq.protocol.keys import QueueKeys
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(180)]
+
+LONG = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
+
+
+def engine_of(worker) -> int:
+    [child] = (Path("/proc") / str(worker.process.pid) / "task").glob("*/children")
+    pids = [int(pid) for pid in child.read_text().split()]
+    [engine] = [
+        pid for pid in pids if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    return engine
+
+
+@pytest.fixture
+def own_server():
+    with EmbeddedServer(appendonly=True) as server:
+        yield server
+
+
+def test_a_server_that_refuses_writes_for_a_while_costs_nothing(
+    start_worker, connect, own_server, queue: str
+) -> None:
+    worker = start_worker(own_server.url, queue, lease_s=20)
+    client = connect(own_server.url, queue)
+    job = client.submit("Once upon a time", LONG)
+    stream = job.stream(timeout_s=60)
+    seen = [next(stream)]
+    with redis.Redis.from_url(own_server.url) as raw:
+        raw.config_set("min-replicas-to-write", 1)
+        time.sleep(1.5)
+        raw.config_set("min-replicas-to-write", 0)
+    seen.extend(stream)
+    offsets = [o for e in seen for o in range(e.offset, e.offset + len(e.token_ids))]
+    assert offsets == list(range(150))
+    assert job.result(timeout_s=5).attempts == 1
+    assert worker.stop() == 0
+
+
+def test_a_drain_while_the_server_is_away_ends_in_time_and_says_so(
+    start_worker, connect, own_server, queue: str
+) -> None:
+    worker = start_worker(own_server.url, queue, lease_s=60, drain_timeout_s=1)
+    client = connect(own_server.url, queue)
+    job = client.submit("Once upon a time", LONG)
+    next(job.stream(timeout_s=60))
+    own_server.kill()
+    started = time.monotonic()
+    assert worker.stop() == 1
+    assert time.monotonic() - started < 20
+    assert "hand-over incomplete" in worker.log.read_text()
+
+
+def test_a_stuck_engine_with_work_piling_up_ends_the_worker(
+    start_worker, connect, valkey_url: str, queue: str
+) -> None:
+    worker = start_worker(
+        valkey_url, queue, step_timeout_s=3, num_kv_blocks=5800, max_model_len=8192
+    )
+    client = connect(valkey_url, queue)
+    os.kill(engine_of(worker), signal.SIGSTOP)
+    for _ in range(12):
+        client.submit([5] * 7000, SamplingParams(max_tokens=1))
+    assert worker.process.wait(25) == 1
+    assert "engine step exceeds its limit" in worker.log.read_text()
+
+
+def test_a_killed_engine_ends_the_worker_and_its_job_goes_on_elsewhere(
+    start_worker, connect, valkey_url: str, queue: str
+) -> None:
+    first = start_worker(valkey_url, queue)
+    client = connect(valkey_url, queue)
+    job = client.submit("Once upon a time", LONG)
+    stream = job.stream(timeout_s=60)
+    seen = [next(stream)]
+    second = start_worker(valkey_url, queue)
+    os.kill(engine_of(first), signal.SIGKILL)
+    assert first.process.wait(20) == 1
+    seen.extend(stream)
+    offsets = [o for e in seen for o in range(e.offset, e.offset + len(e.token_ids))]
+    assert offsets == list(range(150))
+    assert second.stop() == 0
+    with redis.Redis.from_url(valkey_url) as raw:
+        assert raw.hlen(QueueKeys(queue).workers) <= 1
