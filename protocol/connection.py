@@ -2,22 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from redis.exceptions import (
     AuthenticationError,
+    BusyLoadingError,
     ClusterDownError,
     ConnectionError,  # noqa: A004 - the builtin of this name is not what redis raises
+    MasterDownError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
     TimeoutError,  # noqa: A004
+    TryAgainError,
 )
 
-from inferq.protocol.errors import QueueFull, ServerLost
+from inferq.protocol.errors import InferqError, QueueFull, ServerLost
+
+#: What the server cannot do now and another time may, by the code of its reply.
+_TRANSIENT: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "BUSY": "is busy with a script that does not end",
+        "CLUSTERDOWN": "belongs to a Cluster that is down",
+        "LOADING": "is still loading its data",
+        "MASTERDOWN": "is a replica that has lost its primary",
+        "MISCONF": "takes no writes, because it cannot save its data to disk",
+        "NOREPLICAS": "takes no writes, because too few replicas are connected",
+        "READONLY": "is a read-only replica: point redis_url at the primary",
+        "TRYAGAIN": "is moving the keys to another node",
+    }
+)
+_REFUSALS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "NOAUTH": "refuses us: it needs a password",
+        "NOPERM": "refuses us: the user of redis_url lacks a permission",
+        "WRONGPASS": "refuses us: the user name or the password is wrong",
+    }
+)
+#: Replies without a code of their own. The second is what a client that has not authenticated
+#: gets for a long command; the third is how Redis 6.2 words NOPERM inside a script.
+_WORDINGS: Final = (
+    (
+        re.compile(r"invalid DB index|DB index is out of range", re.I),
+        "refuses us: no such database",
+    ),
+    (re.compile(r"unauthenticated (multibulk|bulk) length", re.I), _REFUSALS["NOAUTH"]),
+    (re.compile(r"The user executing the script can't", re.I), _REFUSALS["NOPERM"]),
+    (re.compile(r"'auth' command|AUTH <password> called", re.I), "refuses us"),
+)
+#: Redis 6.2 wraps what a script could not do in its own words, with the code inside.
+_WRAPPED_CODE: Final = re.compile(r"^(?:ERR )?Error running script.*?: -([A-Z]+) ", re.S)
+_OUT_OF_MEMORY: Final = "OOM"
+#: redis-py cuts the codes that it knows from the message; the subclass before its base.
+_CODE_OF: Final[Mapping[type[RedisError], str]] = MappingProxyType(
+    {
+        BusyLoadingError: "LOADING",
+        MasterDownError: "MASTERDOWN",
+        ClusterDownError: "CLUSTERDOWN",
+        NoPermissionError: "NOPERM",
+        OutOfMemoryError: _OUT_OF_MEMORY,
+        ReadOnlyError: "READONLY",
+        TryAgainError: "TRYAGAIN",
+    }
+)
 
 
 @contextmanager
@@ -29,22 +82,51 @@ def translate_errors(client: Any) -> Iterator[None]:
     """
     try:
         yield
-    except (AuthenticationError, NoPermissionError) as error:
-        raise ServerLost(f"Redis at {_address(client)} refuses us: {error}") from error
-    except TimeoutError as error:
-        raise ServerLost(f"Redis at {_address(client)} does not answer: {error}") from error
-    except (ConnectionError, ReadOnlyError, ClusterDownError) as error:
-        raise ServerLost(f"cannot reach Redis at {_address(client)}: {error}") from error
-    except ResponseError as error:
-        # Redis 6.2 wraps what a script could not do in its own words.
-        if not isinstance(error, OutOfMemoryError) and "OOM command" not in str(error):
+    except RedisError as error:
+        translated = _translated(error, f"Redis at {_address(client)}")
+        if translated is None:
             raise
-        raise QueueFull(f"Redis at {_address(client)} is out of memory") from error
+        raise translated from error
 
 
 def decodes_responses(client: Any) -> bool:
     """Whether a redis `client` (sync or asyncio, standalone or cluster) gives text for bytes."""
     return bool(_connection_options(client).get("decode_responses"))
+
+
+def _translated(error: RedisError, server: str) -> InferqError | None:
+    """Return the error as ours; None for a fault of ours."""
+    code = _code(error)
+    if code == _OUT_OF_MEMORY or "OOM command" in str(error):
+        return QueueFull(f"{server} is out of memory")
+    if code in _TRANSIENT:
+        return ServerLost(f"{server} {_TRANSIENT[code]}")
+    if code in _REFUSALS:
+        return ServerLost(f"{server} {_REFUSALS[code]} ({error})")
+    for wording, meaning in _WORDINGS:
+        if wording.search(str(error)):
+            return ServerLost(f"{server} {meaning} ({error})")
+    if isinstance(error, TimeoutError):
+        return ServerLost(f"{server} does not answer: {error}")
+    if isinstance(error, ConnectionError):
+        return ServerLost(f"cannot reach {server}: {error}")
+    return None
+
+
+def _code(error: RedisError) -> str:
+    """Return the code of an error reply; the first word of one without."""
+    for kind, code in _CODE_OF.items():
+        if isinstance(error, kind):
+            return code
+    text = str(error)
+    if isinstance(error, AuthenticationError):
+        # The text of NOAUTH is fixed, that of WRONGPASS is not.
+        return "NOAUTH" if "required" in text else "WRONGPASS"
+    if not isinstance(error, ResponseError):
+        return ""
+    if wrapped := _WRAPPED_CODE.match(text):
+        return wrapped[1]
+    return text.split(" ", 1)[0]
 
 
 def _connection_options(client: Any) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import redis.asyncio
+from redis._parsers.base import BaseParser
 from redis.backoff import NoBackoff
-from redis.exceptions import ReadOnlyError, ResponseError
+from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from inferq.protocol.connection import translate_errors
@@ -65,13 +66,68 @@ async def test_a_user_without_the_right_to_run_scripts_is_told(q: Any, server: A
         await q.redis.acl_deluser("reader")
 
 
-def test_a_replica_that_refuses_writes_is_a_lost_server_and_faults_of_ours_pass() -> None:
+def test_a_fault_of_ours_passes() -> None:
     client = redis.Redis(unix_socket_path="/run/redis.sock")
-    with pytest.raises(ServerLost, match=r"/run/redis\.sock"), translate_errors(client):
-        raise ReadOnlyError("You can't write against a read only replica.")
-    with pytest.raises(ResponseError), translate_errors(client):
-        raise ResponseError("wrong number of arguments")
+    for reply in ("ERR wrong number of arguments", "WRONGTYPE no stream", "BUSYGROUP it exists"):
+        with pytest.raises(ResponseError), translate_errors(client):
+            raise BaseParser.parse_error(reply)
     client.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "meaning"),
+    [
+        ("NOREPLICAS Not enough good replicas to write.", "too few replicas"),
+        ("MISCONF Redis is configured to save RDB snapshots, but it's unable to", "to disk"),
+        ("BUSY Redis is busy running a script. You can only call SCRIPT KILL.", "a script"),
+        ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is", "lost its primary"),
+        ("LOADING Redis is loading the dataset in memory", "loading its data"),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", "another node"),
+        ("CLUSTERDOWN The cluster is down", "Cluster that is down"),
+        (
+            "READONLY You can't write against a read only replica. script: 1f, on @user_script:9.",
+            "is a read-only replica: point redis_url at the primary$",
+        ),
+        (
+            "ERR Error running script (call to f_1f): @user_script:3: @user_script: 3: "
+            "-READONLY You can't write against a read only replica. ",
+            "is a read-only replica: point redis_url at the primary$",
+        ),
+        ("NOAUTH Authentication required.", "refuses us: it needs a password"),
+        ("WRONGPASS invalid username-password pair or user is disabled.", "refuses us: the user"),
+        ("NOPERM this user has no permissions to run the 'eval' command", "refuses us.*eval"),
+        ("ERR invalid DB index", "refuses us: no such database"),
+        ("ERR DB index is out of range", "refuses us: no such database"),
+        ("ERR Protocol error: unauthenticated multibulk length", "needs a password"),
+    ],
+)
+def test_what_the_server_cannot_do_now_is_a_lost_server_in_words_of_its_own(
+    reply: str, meaning: str
+) -> None:
+    client = redis.Redis(unix_socket_path="/run/redis.sock")
+    said = rf"^Redis at /run/redis\.sock .*{meaning}"
+    with pytest.raises(ServerLost, match=said), translate_errors(client):
+        raise BaseParser.parse_error(reply)
+    client.close()
+
+
+async def test_a_server_that_misses_replicas_refuses_all_and_writes_nothing(q: Any) -> None:
+    await q.enqueue()
+    before = set(await q.redis.keys(f"{q.keys.prefix}*"))
+    await q.redis.config_set("min-replicas-to-write", 1)
+    try:
+        for call in (q.enqueue, q.claim):
+            with pytest.raises(ServerLost, match="too few replicas"):
+                await call()
+    finally:
+        await q.redis.config_set("min-replicas-to-write", 0)
+    assert set(await q.redis.keys(f"{q.keys.prefix}*")) == before
+    assert len((await q.claim()).claimed) == 1
+
+
+async def test_a_database_that_does_not_exist_is_said(server: Any) -> None:
+    with pytest.raises(ServerLost, match="no such database"):
+        await load_through(f"redis://127.0.0.1:{server.port}/99")
 
 
 async def test_a_client_that_decodes_responses_is_refused(server: Any) -> None:
