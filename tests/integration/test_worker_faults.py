@@ -20,8 +20,9 @@ LONG = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
 
 
 def engine_of(worker) -> int:
-    [child] = (Path("/proc") / str(worker.process.pid) / "task").glob("*/children")
-    pids = [int(pid) for pid in child.read_text().split()]
+    """Process id of the worker's engine: each thread lists the children it started."""
+    lists = (Path("/proc") / str(worker.process.pid) / "task").glob("*/children")
+    pids = [int(pid) for children in lists for pid in children.read_text().split()]
     [engine] = [
         pid for pid in pids if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
