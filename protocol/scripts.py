@@ -41,8 +41,10 @@ UNBOUNDED_COST: Final = 2**31 - 1
 MAX_WAIT_MS: Final = 2**40
 #: Longest idempotency key, in bytes.
 MAX_KEY_BYTES: Final = 256
-#: How long, in ms, smaller jobs may pass one that does not fit.
-STARVE_MS: Final = 5_000
+#: Longest retention, in ms: ten years.
+MAX_RETENTION_MS: Final = 10 * 365 * 86_400_000
+#: How long, in ms, smaller jobs may pass one that does not fit; a worker's setting.
+STARVE_MS: Final = 2_000
 
 _LANES: Final = (Lane.HIGH, Lane.NORMAL, Lane.LOW)
 
@@ -143,6 +145,7 @@ class QueueScripts:
         self._check_partition(job_id)
         _check_size("job", len(payload), MAX_JOB_BYTES)
         _check_wait("delay", delay_ms, 0)
+        _check_retention(retention_ms)
         if deadline_ms is not None:
             _check_wait("deadline", deadline_ms, delay_ms + 1)
         if idempotency_key is not None:
@@ -282,11 +285,13 @@ class QueueScripts:
     async def cancel(self, job_id: str, *, retention_ms: int) -> CancelOutcome:
         """End a job at once, or ask the worker that holds it to."""
         self._check_partition(job_id)
+        _check_retention(retention_ms)
         return CancelOutcome((await self._call("cancel", job_id, retention_ms)).decode())
 
     async def expire(self, job_id: str, *, retention_ms: int) -> ExpireReply:
         """End a job if its deadline has passed and no worker holds it; any reader may ask."""
         self._check_partition(job_id)
+        _check_retention(retention_ms)
         outcome, left = await self._call("expire", job_id, retention_ms)
         return ExpireReply(ExpireOutcome(outcome.decode()), None if left < 0 else left)
 
@@ -364,13 +369,17 @@ def _check_size(field: str, size: int, limit: int) -> None:
         raise InvalidRequestError(f"{size} bytes are more than {limit}", field=field, limit=limit)
 
 
-def _check_wait(field: str, wait_ms: int, low: int) -> None:
-    if not low <= wait_ms <= MAX_WAIT_MS:
+def _check_wait(field: str, wait_ms: int, low: int, high: int = MAX_WAIT_MS) -> None:
+    if not low <= wait_ms <= high:
         raise InvalidRequestError(
-            f"{wait_ms} ms is not in [{low}, {MAX_WAIT_MS}] ms",
+            f"{wait_ms} ms is not in [{low}, {high}] ms",
             field=field,
-            limit=f"[{low}, {MAX_WAIT_MS}]",
+            limit=f"[{low}, {high}]",
         )
+
+
+def _check_retention(retention_ms: int) -> None:
+    _check_wait("retention", retention_ms, 1, MAX_RETENTION_MS)
 
 
 def _check_entry_id(entry_id: str) -> None:

@@ -50,7 +50,7 @@ local function hand_out(job, payload)
   redis.call('HSET', job_key(job.id), 'owner', worker, 'epoch', epoch, 'claimed', NOW,
     'waited', waited)
   redis.call('ZADD', LEASES, NOW + lease_ms, job.id)
-  redis.call('PEXPIRE', out_key(job.id), math.max(retention_ms, job.retention))
+  keep_events(job.id, job.retention, retention_ms, lease_ms)
   free_tokens = free_tokens - space_for(job)
   claimed[#claimed + 1] = { job.id, job.lane, epoch, payload, job.cost, job.offset, job.crashes,
     job.deadline > 0 and job.deadline - NOW or -1, waited, space_for(job) }

@@ -11,11 +11,12 @@ proceed_when_memory_is_full()
 local replies = {}
 for i = 4, #ARGV, 2 do
   local id, epoch = ARGV[i], ARGV[i + 1]
-  local v = redis.call('HMGET', job_key(id), 'state', 'owner', 'epoch', 'offset', 'cancel')
+  local v = redis.call('HMGET', job_key(id), 'state', 'owner', 'epoch', 'offset', 'cancel',
+    'retention')
   local held = v[1] == 'running' and v[2] == worker and v[3] == epoch
   if held then
     redis.call('ZADD', LEASES, NOW + lease_ms, id)
-    redis.call('PEXPIRE', out_key(id), retention_ms)
+    keep_events(id, tonumber(v[6]), retention_ms, lease_ms)
   end
   replies[#replies + 1] = { held and 'ok' or 'stale', tonumber(v[4] or 0), tonumber(v[5] or 0) }
 end

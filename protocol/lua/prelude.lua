@@ -81,6 +81,11 @@ local function ensure_group(lane)
   redis.pcall('XGROUP', 'CREATE', STREAMS[lane], GROUP, '0', 'MKSTREAM')
 end
 
+-- Keep the events of a job that a worker holds: at least until its lease can have been taken over.
+local function keep_events(id, job_retention, retention_ms, lease_ms)
+  redis.call('PEXPIRE', out_key(id), math.max(retention_ms, job_retention, 2 * lease_ms))
+end
+
 local function append_to_lane(lane, id, cost, payload)
   if redis.call('EXISTS', STREAMS[lane]) == 0 then ensure_group(lane) end
   local entry = redis.call('XADD', STREAMS[lane], '*', 'id', id, 'cost', cost, 'job', payload)

@@ -27,12 +27,12 @@ local function append(id, events)
     local added = redis.pcall('XADD', out, entry, 'e', event.bytes)
     if type(added) == 'table' and added.err then return false end
   end
-  redis.call('PEXPIRE', out, retention_ms)
   return true
 end
 
 local function publish(id, epoch, first, reason, events)
-  local v = redis.call('HMGET', job_key(id), 'state', 'owner', 'epoch', 'offset', 'cancel')
+  local v = redis.call('HMGET', job_key(id), 'state', 'owner', 'epoch', 'offset', 'cancel',
+    'retention')
   local offset, cancel = tonumber(v[4] or 0), tonumber(v[5] or 0)
   if v[2] ~= worker or v[3] ~= epoch then return { 'stale', offset, cancel } end
   if v[1] == 'done' then return { 'ok', offset, 0 } end
@@ -40,6 +40,7 @@ local function publish(id, epoch, first, reason, events)
   redis.call('ZADD', LEASES, NOW + lease_ms, id)
   if first ~= offset then return { 'gap', offset, cancel } end
   if not append(id, events) then return { 'stale', offset, cancel } end
+  keep_events(id, tonumber(v[6]), retention_ms, lease_ms)
   local total = #events > 0 and events[#events].total or offset
   if total ~= offset then redis.call('HSET', job_key(id), 'offset', total) end
   if reason ~= '' then settle(read_job(id), reason, retention_ms, worker) end

@@ -12,13 +12,14 @@ from inferq.protocol.keys import GROUP, Lane, new_job_id
 from inferq.protocol.messages import (
     ChatMessage,
     ChatPrompt,
+    FinishReason,
     Job,
     TextPrompt,
     TokenPrompt,
 )
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.replies import JobState, Load
-from inferq.protocol.scripts import MAX_WAIT_MS
+from inferq.protocol.scripts import MAX_RETENTION_MS, MAX_WAIT_MS
 
 OPTIONS: dict[str, Any] = {
     "lane": Lane.NORMAL,
@@ -157,6 +158,8 @@ async def test_more_delayed_jobs_than_one_claim_promotes_all_start(q: Any) -> No
         ({"deadline_ms": 1000, "delay_ms": 1000}, "deadline"),
         ({"idempotency_key": ""}, "idempotency_key"),
         ({"idempotency_key": "é" * 129}, "idempotency_key"),
+        ({"retention_ms": 0}, "retention"),
+        ({"retention_ms": MAX_RETENTION_MS + 1}, "retention"),
     ],
 )
 async def test_options_out_of_range_are_refused_by_name(
@@ -166,6 +169,23 @@ async def test_options_out_of_range_are_refused_by_name(
         await q.scripts.enqueue(make_job(), **(OPTIONS | options))
     assert refused.value.field == field
     assert await q.scripts.load() == Load()
+
+
+async def test_the_longest_retention_is_taken_by_every_script(q: Any) -> None:
+    longest = {"retention_ms": MAX_RETENTION_MS}
+    running, cancelled = make_job("a"), make_job("b")
+    for job in (running, cancelled):
+        await q.scripts.enqueue(job, **OPTIONS | longest)
+    [claimed] = (await q.claim(max_jobs=1, **longest)).claimed
+    item = q.item(claimed, first=0, tokens=1, end=FinishReason.STOP)
+    await q.scripts.publish("a", [item], lease_ms=1000, **longest)
+    await q.scripts.cancel(cancelled.id, **longest)
+    for job in (running, cancelled):
+        assert await q.redis.pttl(q.keys.out(job.id)) > MAX_RETENTION_MS - 60_000
+    with pytest.raises(InvalidRequestError, match="retention"):
+        await q.scripts.cancel(cancelled.id, retention_ms=MAX_RETENTION_MS + 1)
+    with pytest.raises(InvalidRequestError, match="retention"):
+        await q.scripts.expire(cancelled.id, retention_ms=0)
 
 
 async def test_a_job_of_another_partition_is_refused(q: Any) -> None:

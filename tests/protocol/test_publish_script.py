@@ -110,6 +110,22 @@ async def test_publishing_renews_the_lease_and_the_expiry(q: Any) -> None:
     assert await q.redis.ttl(q.keys.job(job.job_id)) == -1
 
 
+async def test_events_outlive_the_lease_and_the_jobs_retention_while_it_runs(q: Any) -> None:
+    [job] = await start(q)
+    out = q.keys.out(job.job_id)
+    item = q.item(job, first=0, tokens=1)
+    await q.scripts.publish("a", [item], lease_ms=1000, retention_ms=10)
+    assert 50_000 < await q.redis.pttl(out) <= 60_000
+    lease = [(job.job_id, 1)]
+    await q.scripts.heartbeat("a", lease, lease_ms=1000, retention_ms=10)
+    assert 50_000 < await q.redis.pttl(out) <= 60_000
+    await q.scripts.heartbeat("a", lease, lease_ms=100_000, retention_ms=10)
+    assert 190_000 < await q.redis.pttl(out) <= 200_000
+    item = q.item(job, first=1, tokens=1)
+    await q.scripts.publish("a", [item], lease_ms=200_000, retention_ms=10)
+    assert 390_000 < await q.redis.pttl(out) <= 400_000
+
+
 async def test_the_longer_of_the_two_retentions_holds_after_the_end(q: Any) -> None:
     [job] = await start(q)
     item = q.item(job, first=0, tokens=0, end=FinishReason.STOP)
