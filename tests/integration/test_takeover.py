@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections import Counter
 
 import pytest
+import redis
 
 from inferq import SamplingParams
 from inferq.protocol.keys import GROUP, Lane, QueueKeys
@@ -47,7 +49,6 @@ def test_a_killed_worker_leaves_one_contiguous_stream_and_the_undisturbed_text(
         text += event.text
         if not killed and len(tokens) >= after:
             killed = True
-            import redis
 
             with redis.Redis.from_url(valkey_url) as raw:
                 workers.pop(_owner(raw, QueueKeys(queue), job.id)).kill()
@@ -83,7 +84,6 @@ def test_a_stalled_worker_that_returns_publishes_nothing_more(
 def test_a_drained_worker_hands_over_at_its_offset_without_a_crash_counted(
     start_worker, connect, valkey_url: str, queue: str, undisturbed
 ) -> None:
-    import redis
 
     first = start_worker(valkey_url, queue, drain_timeout_s=0.2, lease_s=30)
     second = start_worker(valkey_url, queue, drain_timeout_s=0.2, lease_s=30)
@@ -107,7 +107,6 @@ def test_a_drained_worker_hands_over_at_its_offset_without_a_crash_counted(
 def test_a_job_is_not_claimed_until_its_pages_fit(
     start_worker, connect, valkey_url: str, queue: str
 ) -> None:
-    import redis
 
     worker = start_worker(valkey_url, queue, num_kv_blocks=16, max_model_len=256, starve_s=0)
     client = connect(valkey_url, queue)
@@ -129,3 +128,55 @@ def test_a_job_is_not_claimed_until_its_pages_fit(
     assert len(second.result(timeout_s=60).token_ids) == 150
     assert len(first.result(timeout_s=5).token_ids) == 150
     assert worker.stop() == 0
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "pets": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 2,
+            "items": {
+                "type": "object",
+                "properties": {"kind": {"enum": ["cat", "dog", "owl"]}},
+                "required": ["kind"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["name", "age", "pets"],
+    "additionalProperties": False,
+}
+
+
+def test_a_nested_schema_holds_although_a_worker_dies_in_the_middle(
+    start_worker, connect, valkey_url: str, queue: str
+) -> None:
+    workers = {w.name: w for w in [start_worker(valkey_url, queue) for _ in range(2)]}
+    client = connect(valkey_url, queue)
+    jobs = [
+        client.submit(
+            f"A person, number {i}, as JSON: ",
+            SamplingParams(seed=i, max_tokens=90, structured_outputs={"json": PERSON}),
+        )
+        for i in range(20)
+    ]
+    next(jobs[-1].stream(timeout_s=60))
+    with redis.Redis.from_url(valkey_url) as raw:
+        running = [job for job in jobs if job.status().state == "running"]
+        workers.pop(_owner(raw, QueueKeys(queue), running[0].id)).kill()
+    results = [job.result(timeout_s=120) for job in jobs]
+    assert max(result.attempts for result in results) == 2
+    for result in results:
+        assert result.finish_reason == "stop", result.text
+        person = json.loads(result.text)
+        assert list(person) == ["name", "age", "pets"]
+        assert isinstance(person["name"], str)
+        assert len(person["name"]) <= 12
+        assert 0 <= person["age"] <= 120
+        assert all(pet["kind"] in ("cat", "dog", "owl") for pet in person["pets"])
+    [survivor] = workers.values()
+    assert survivor.stop() == 0
