@@ -8,6 +8,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
 from inferq.worker.logs import configure_logging
@@ -37,13 +38,12 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
     )
     for name, field in WorkerSettings.model_fields.items():
         flag = "--" + name.replace("_", "-")
-        default = field.default
-        shown = "" if default is PydanticUndefined or default is None else f" (default: {default})"
-        text = f"{field.description}{shown} [{ENV_PREFIX}{name.upper()}]".replace("%", "%%")
-        options: dict[str, Any] = {"dest": name, "help": text}
+        text = f"{field.description}{_shown_default(field.default)} [{ENV_PREFIX}{name.upper()}]"
+        options: dict[str, Any] = {"dest": name, "help": text.replace("%", "%%")}
         if field.annotation is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
             continue
@@ -53,6 +53,14 @@ def build_parser() -> argparse.ArgumentParser:
             options["metavar"] = "VALUE"
         parser.add_argument(flag, **options)
     return parser
+
+
+def _shown_default(default: Any) -> str:
+    if default is PydanticUndefined or default is None:
+        return ""
+    # A default is no secret.
+    plain = default.get_secret_value() if isinstance(default, SecretStr) else default
+    return f" (default: {plain})"
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,8 +7,6 @@ unknown then, and other workers take the jobs over.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import queue
 import sys
@@ -25,6 +23,7 @@ from inferq.worker.engine.engine import Engine, TokenOutput
 from inferq.worker.engine.sequence import EngineRequest, ResumedOutput
 from inferq.worker.engine_output import EngineOutput
 from inferq.worker.frames import encode_output, pack, unpack
+from inferq.worker.logs import configure_logging
 from inferq.worker.model.host_threads import share_cores
 
 #: Exit status when the parent went away, and when the model could not be loaded.
@@ -172,10 +171,12 @@ class EngineLoop:
 
 
 def main(connection: Connection) -> int:
-    """Load the model that the first frame names, then serve it."""
-    [options] = unpack(connection.recv_bytes())
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
-    logging.getLogger("inferq").setLevel(options.pop("log_level").upper())
+    """Load the model that the first frame names, then serve it; return the exit status."""
+    try:
+        [options] = unpack(connection.recv_bytes())
+    except (EOFError, OSError):
+        return EXIT_ORPHANED
+    configure_logging(options.pop("log_level"), options.pop("log_format", "auto"))
     share_cores()  # before torch is imported
     from inferq.worker.factory import load_engine
 
@@ -183,18 +184,32 @@ def main(connection: Connection) -> int:
         config = EngineConfig(**options)
         engine = load_engine(config)
     except InferqError as error:
-        with contextlib.suppress(BrokenPipeError):  # the parent may have given up before us
-            connection.send_bytes(pack(["failed", str(error), getattr(error, "field", "model")]))
-        return EXIT_NOT_LOADED
+        return EXIT_NOT_LOADED if _send(connection, _failure(error)) else EXIT_ORPHANED
     info = {
         "num_blocks": engine.stats().blocks_total,
         "block_size": config.block_size,
         "max_model_len": engine.max_model_len,
         "vocab_size": engine.vocab_size,
     }
-    connection.send_bytes(pack(["ready", info]))
+    if not _send(connection, ["ready", info]):
+        return EXIT_ORPHANED
     EngineLoop(engine, connection).run()
     return 0
+
+
+def _failure(error: InferqError) -> list[Any]:
+    """Return the frame of an error, without the field that the other side's error begins with."""
+    field = str(getattr(error, "field", "model"))
+    return ["failed", str(error).removeprefix(f"{field}: "), field]
+
+
+def _send(connection: Connection, frame: list[Any]) -> bool:
+    """Send a frame; false if the parent has given up before us."""
+    try:
+        connection.send_bytes(pack(frame))
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

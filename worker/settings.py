@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import difflib
 import os
+import secrets
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from redis.asyncio import ConnectionPool
+from redis.exceptions import RedisError
 
 from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.scripts import MAX_RETENTION_MS, STARVE_MS
 
 ENV_PREFIX: Final = "INFERQ_"
 #: Variables with our prefix that other parts of inferq read.
 _OTHER_VARIABLES: Final = frozenset({"INFERQ_CACHE", "INFERQ_QUEUE_LIMIT"})
 
+_MAX_COUNT: Final = 2**31 - 1
+_DAY_S: Final = 86_400
+
 
 def _default_worker_name() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}"
+    # Containers may have equal host names, and each a process 1; one name means one worker.
+    return f"{socket.gethostname()[:180]}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 class EngineSettings(BaseSettings):
     """What shapes the engine; the same names as the arguments of `LLM`."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", allow_inf_nan=False
+    )
 
     model: str = Field(
         description="Model to serve: a folder in Hugging Face form, or a hub id.", min_length=1
@@ -39,24 +50,32 @@ class EngineSettings(BaseSettings):
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block (page).")
     max_model_len: int | None = Field(
-        None, ge=1, description="Longest prompt plus output, in tokens; default: the model's own."
+        None,
+        ge=1,
+        le=_MAX_COUNT,
+        description="Longest prompt plus output, in tokens; default: the model's own.",
     )
     kv_cache_memory: int | None = Field(
-        None, ge=1, description="Bytes of KV cache; default: a share of what is free."
+        None, ge=1, lt=2**63, description="Bytes of KV cache; default: a share of what is free."
     )
     num_kv_blocks: int | None = Field(
-        None, ge=1, description="Number of KV blocks, instead of sizing the pool by memory."
+        None,
+        ge=1,
+        le=_MAX_COUNT,
+        description="Number of KV blocks, instead of sizing the pool by memory.",
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Share of a GPU's memory that the worker may use."
     )
-    max_num_seqs: int = Field(256, ge=1, description="Most sequences in one step.")
-    max_num_batched_tokens: int = Field(2048, ge=1, description="Most tokens in one step.")
+    max_num_seqs: int = Field(256, ge=1, le=_MAX_COUNT, description="Most sequences in one step.")
+    max_num_batched_tokens: int = Field(
+        2048, ge=1, le=_MAX_COUNT, description="Most tokens in one step."
+    )
     enable_prefix_caching: bool = Field(
         True, description="Share the KV blocks of equal prompt beginnings."
     )
     long_prefill_token_threshold: int = Field(
-        0, ge=0, description="Most tokens of one prompt in one step; 0 sets no limit."
+        0, ge=0, le=_MAX_COUNT, description="Most tokens of one prompt in one step; 0: no limit."
     )
     preemption_mode: Literal["auto", "recompute", "swap"] = Field(
         "auto",
@@ -66,10 +85,14 @@ class EngineSettings(BaseSettings):
     swap_space: float | None = Field(
         None,
         ge=0,
+        lt=2**20,
         description="GiB of host memory for swapped blocks; default: 4 on a GPU, else 0.",
     )
     num_swap_blocks: int | None = Field(
-        None, ge=0, description="Number of swapped blocks, instead of sizing them by memory."
+        None,
+        ge=0,
+        le=_MAX_COUNT,
+        description="Number of swapped blocks, instead of sizing them by memory.",
     )
     enforce_eager: bool = Field(False, description="Capture no CUDA graphs.")
 
@@ -90,26 +113,44 @@ class WorkerSettings(EngineSettings):
         default_factory=_default_worker_name,
         min_length=1,
         max_length=200,
-        description="Name in the queue's books; default: host name and process id.",
+        description="Name in the queue's books; default: host, process id, random.",
     )
-    max_jobs: int = Field(256, ge=1, description="Most jobs held at once.")
+    max_jobs: int = Field(256, ge=1, le=_MAX_COUNT, description="Most jobs held at once.")
     lease_s: float = Field(
-        20.0, ge=0.5, le=3600, description="Seconds without a sign of life before others take over."
+        20.0,
+        ge=0.5,
+        le=3600,
+        description="Seconds without a sign of life before others take over.",
     )
     max_crashes: int = Field(
-        3, ge=1, description="Workers that a job may bring down before it is dead-lettered."
+        3,
+        ge=1,
+        le=_MAX_COUNT,
+        description="Workers that a job may bring down before it is dead-lettered.",
     )
     retention_s: float = Field(
-        3600.0, ge=1, description="Seconds that results are kept after their last event."
+        3600.0,
+        ge=1,
+        le=MAX_RETENTION_MS // 1000,
+        description="Seconds that results are kept after their last event; at least two leases.",
     )
     drain_timeout_s: float = Field(
-        25.0, ge=0, description="Seconds to finish jobs after SIGTERM before they are handed over."
+        25.0,
+        ge=0,
+        le=_DAY_S,
+        description="Seconds to finish jobs after SIGTERM before they are handed over.",
     )
     step_timeout_s: float = Field(
-        60.0, gt=0, description="Seconds after which a step counts as hung and ends the process."
+        60.0,
+        gt=0,
+        le=_DAY_S,
+        description="Seconds after which a step counts as hung and ends the process.",
     )
     starve_s: float = Field(
-        2.0, ge=0, description="Seconds a large job may wait while smaller ones pass it."
+        STARVE_MS / 1000,
+        ge=0,
+        le=_DAY_S,
+        description="Seconds a large job may wait while smaller ones pass it.",
     )
     report_interval_s: float = Field(
         5.0, ge=0.05, le=60, description="Seconds between two reports of the worker's state."
@@ -120,6 +161,21 @@ class WorkerSettings(EngineSettings):
     log_format: Literal["auto", "json", "pretty"] = Field(
         "auto", description="Form of log lines; auto is pretty on a terminal, JSON elsewhere."
     )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_redis_url(cls, url: SecretStr) -> SecretStr:
+        _check_url(url.get_secret_value())
+        return url
+
+    @model_validator(mode="after")
+    def _check_retention(self) -> Self:
+        if self.retention_s < 2 * self.lease_s:
+            raise ValueError(
+                f"--retention-s ({self.retention_s:g}) must be at least twice --lease-s "
+                f"({self.lease_s:g}): a worker that takes a job over reads what was published"
+            )
+        return self
 
     @property
     def model_name(self) -> str:
@@ -149,10 +205,37 @@ def check_variable_names(environment: Mapping[str, str]) -> None:
             raise InvalidRequestError(f"no such setting{hint}", field=name)
 
 
+def _check_url(url: str) -> None:
+    """Raise `ValueError` unless a Redis client can be made from `url`; never shows any of it."""
+    form = (
+        "must be redis://, rediss:// or unix:// with [user:password@]host[:port][/database] "
+        "or a socket's path, and with no ?options but those of redis-py"
+    )
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises when it is none
+        pool = ConnectionPool.from_url(url)
+        pool.connection_class(**pool.connection_kwargs)  # refuses options; connects to nothing yet
+    except (ValueError, TypeError, RedisError):
+        # no `from`: the cause would show the password
+        raise ValueError(form) from None
+    is_path_right = (
+        len(parts.path) > 1
+        if parts.scheme == "unix"
+        else not (database := parts.path.strip("/")) or database.isdecimal()
+    )
+    if not is_path_right:
+        raise ValueError(form)
+
+
 def _describe(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False, include_input=False):
+        message = problem["msg"].removeprefix("Value error, ")
+        if not problem["loc"]:  # of several settings, which the message names
+            lines.append(message)
+            continue
         name = str(problem["loc"][0])
         flag = name.replace("_", "-")
-        lines.append(f"--{flag} ({ENV_PREFIX}{name.upper()}): {problem['msg']}")
+        lines.append(f"--{flag} ({ENV_PREFIX}{name.upper()}): {message}")
     return "; ".join(lines)

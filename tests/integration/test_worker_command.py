@@ -70,6 +70,8 @@ def test_a_folder_without_a_model_is_named(valkey_url: str, tmp_path: Path) -> N
         (["--model", "m", "--block-size", "0"], "--block-size"),
         (["--model", "m", "--queue", "no spaces"], "queue"),
         (["--model", "m", "--lease-s", "soon"], "--lease-s"),
+        (["--model", "m", "--starve-s", "inf"], "--starve-s"),
+        (["--model", "m", "--redis-url", "http://x"], "--redis-url"),
     ],
 )
 def test_a_wrong_setting_is_named(arguments: list[str], named: str) -> None:

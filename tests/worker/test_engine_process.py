@@ -1,14 +1,21 @@
-"""What crosses the pipe from the engine: merged by output, a request's end last."""
+"""What crosses the pipe from the engine, and how the process ends when nobody reads it."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
+from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from inferq.protocol.messages import FinishReason
 from inferq.worker.engine.token_output import TokenOutput
-from inferq.worker.engine_process import Outbox
-from inferq.worker.frames import decode_output, unpack
+from inferq.worker.engine_process import EXIT_NOT_LOADED, EXIT_ORPHANED, Outbox
+from inferq.worker.frames import decode_output, pack, unpack
 
 
 class SlowPipe:
@@ -50,3 +57,79 @@ def test_outputs_merge_while_the_pipe_is_busy_and_the_requests_end_comes_last() 
     assert (second.index, second.token_ids) == (0, (1, 4, 5))
     assert second.cumulative_logprobs == (-1.0, -4.0, -5.0)
     assert second.request_finished
+
+
+PROCESS = ("-m", "inferq.worker.engine_process")
+#: The same process with a model that is loaded at once.
+LOADED_PROCESS = (
+    "-c",
+    """
+import logging, sys
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from inferq.worker import engine_process, factory
+
+def load_engine(config):
+    logging.getLogger("inferq.worker.model").info("%d weights", 7)
+    stats = SimpleNamespace(blocks_total=1)
+    return SimpleNamespace(stats=lambda: stats, max_model_len=1, vocab_size=1)
+
+factory.load_engine = load_engine
+sys.exit(engine_process.main(Connection(int(sys.argv[1]))))
+""",
+)
+
+
+def run_engine(
+    options: dict[str, Any] | None, *, close: bool, process: tuple[str, str] = PROCESS
+) -> tuple[int, str, list[Any]]:
+    """Start an engine process; with `close` the parent's end is gone before it can answer."""
+    ours, theirs = Pipe()
+    with theirs:
+        started = subprocess.Popen(
+            [sys.executable, *process, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    with ours:
+        if options is not None:
+            ours.send_bytes(pack([options]))
+        if close:
+            ours.close()
+        frame = [] if close else unpack(ours.recv_bytes())
+    _, said = started.communicate(timeout=60)
+    return started.returncode, said, frame
+
+
+@pytest.fixture
+def no_model(tmp_path: Path) -> dict[str, Any]:
+    return {"model": str(tmp_path), "log_level": "info", "log_format": "json"}
+
+
+def test_a_parent_that_gives_up_during_the_start_leaves_a_quiet_orphan(
+    no_model: dict[str, Any],
+) -> None:
+    assert run_engine(None, close=True) == (EXIT_ORPHANED, "", [])
+    assert run_engine(no_model, close=True) == (EXIT_ORPHANED, "", [])
+
+
+def test_a_parent_that_is_gone_when_the_model_is_loaded_leaves_a_quiet_orphan(
+    no_model: dict[str, Any],
+) -> None:
+    status, said, _ = run_engine(no_model, close=True, process=LOADED_PROCESS)
+    assert status == EXIT_ORPHANED
+    [line] = said.splitlines()  # in the form that the worker's settings ask for
+    row = json.loads(line)
+    assert (row["event"], row["level"], row["logger"]) == (
+        "7 weights",
+        "info",
+        "inferq.worker.model",
+    )
+
+
+def test_why_a_model_is_not_loaded_is_said_without_its_field(no_model: dict[str, Any]) -> None:
+    status, said, [kind, message, field] = run_engine(no_model, close=False)
+    assert (status, said, kind, field) == (EXIT_NOT_LOADED, "", "failed", "model")
+    assert str(no_model["model"]) in message
+    assert not message.startswith("model:")

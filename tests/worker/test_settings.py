@@ -76,6 +76,65 @@ def test_an_impossible_value_is_named_with_its_bound() -> None:
         load_settings({"model": "m", "block_size": "100000"})
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://s3cret@x",
+        "redis://host:s3cret",
+        "redis://:s3cret@host/first",
+        "redis://:s3cret/a@host",
+        "redis://:s3cret@host?no_such_option=1",
+        "redis://:s3cret@[::1",
+        "unix://",
+        "s3cret",
+        "",
+    ],
+)
+def test_a_url_that_is_none_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"--redis-url.*must be redis://") as refused:
+        load_settings({"model": "m", "redis_url": url})
+    assert "s3cret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h", "rediss://u:p@h:1/3", "unix:///run/redis.sock?db=1", "redis://:%2F@[::1]"]
+)
+def test_each_form_of_a_url_is_taken(url: str) -> None:
+    settings = load_settings({"model": "m", "redis_url": url})
+    assert settings.redis_url.get_secret_value() == url
+
+
+FLOATS = [name for name, field in WorkerSettings.model_fields.items() if "float" in f"{field!r}"]
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1e300"])
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_number_has_an_end(name: str, value: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"--{name.replace('_', '-')} ") as refused:
+        load_settings({"model": "m", name: value})
+    assert "\n" not in str(refused.value)
+
+
+def test_results_are_kept_for_two_leases_at_least() -> None:
+    with pytest.raises(InvalidRequestError, match=r"--retention-s \(39\).*--lease-s \(20\)"):
+        load_settings({"model": "m", "retention_s": "39"})
+    assert load_settings({"model": "m", "retention_s": "40"}).retention_s == 40
+
+
+def test_two_workers_of_one_host_and_process_id_have_two_names() -> None:
+    first, second = (load_settings({"model": "m"}).worker_name for _ in range(2))
+    assert first != second
+    assert first.rsplit("-", 1)[0] == second.rsplit("-", 1)[0]
+
+
+def test_the_help_shows_the_default_url_and_flags_are_not_abbreviated() -> None:
+    assert "redis://127.0.0.1:6379/0" in build_parser().format_help()
+    assert "***" not in build_parser().format_help()
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["--mod", "m"])
+
+
 def test_a_misspelt_variable_is_refused_with_a_hint() -> None:
     with pytest.raises(InvalidRequestError, match="did you mean INFERQ_MAX_MODEL_LEN"):
         check_variable_names({"INFERQ_MAX_MODELLEN": "1"})

@@ -54,8 +54,18 @@ class KVCacheShape:
         """Return zeros [blocks, layers, 2, block_size, kv_heads, head_dim].
 
         On the CPU the system commits pages when they are first written, so that an idle pool
-        costs nothing.
+        costs nothing. Raises `ModelError` with the numbers where the memory cannot be had.
         """
+        try:
+            return self._zeros(num_blocks, device)
+        except (MemoryError, torch.OutOfMemoryError):
+            size = format_bytes(num_blocks * self.block_bytes)
+            raise ModelError(
+                f"{num_blocks} KV blocks need {size} of memory, which {device} does not have",
+                field="num_kv_blocks",
+            ) from None
+
+    def _zeros(self, num_blocks: int, device: torch.device) -> Tensor:
         shape = (num_blocks, self.layers, 2, self.block_size, self.kv_heads, self.head_dim)
         if device.type != "cpu" or not num_blocks:
             return torch.zeros(shape, dtype=self.dtype, device=device)
@@ -70,16 +80,19 @@ class KVCacheShape:
         return torch.empty(shape, dtype=self.dtype, pin_memory=True)
 
 
-def pool_size(config: EngineConfig, shape: KVCacheShape, max_model_len: int, budget: int) -> int:
+def pool_size(
+    config: EngineConfig, shape: KVCacheShape, max_model_len: int, budget: int, free: int
+) -> int:
     """Return the number of blocks: `num_kv_blocks`, or what `budget` bytes hold.
 
     Logs it with the number of full-length requests that fit; raises `ModelError` with the numbers
-    where not one fits.
+    where not one fits, or the pool is larger than the `free` bytes of the device.
     """
     needed = shape.blocks_for(max_model_len)
     blocks = config.num_kv_blocks or budget // shape.block_bytes
     if blocks < needed:
         raise ModelError(_too_small(config, shape, max_model_len, blocks), field="max_model_len")
+    _check_memory(config, shape, blocks, free)
     _log.info(
         "KV cache: %d blocks of %d tokens (%s); %.1f requests of max_model_len %d fit",
         blocks,
@@ -89,6 +102,20 @@ def pool_size(config: EngineConfig, shape: KVCacheShape, max_model_len: int, bud
         max_model_len,
     )
     return blocks
+
+
+def _check_memory(config: EngineConfig, shape: KVCacheShape, blocks: int, free: int) -> None:
+    if (size := blocks * shape.block_bytes) <= free:
+        return
+    if config.num_kv_blocks is not None:
+        field, most = "num_kv_blocks", free // shape.block_bytes
+    else:
+        field, most = "kv_cache_memory", free
+    raise ModelError(
+        f"{blocks} KV blocks need {format_bytes(size)}, but {format_bytes(free)} are free: "
+        f"lower {field} to at most {most}",
+        field=field,
+    )
 
 
 def swap_pool_size(config: EngineConfig, shape: KVCacheShape, device: torch.device) -> int:

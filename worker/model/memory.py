@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+import torch
+
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _MEMINFO: Final = Path("/proc/meminfo")
 
@@ -18,6 +20,15 @@ def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
     free = _machine_free(meminfo)
     allowed = _container_free(cgroup)
     return free if allowed is None else min(free, allowed)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that can be had on `device`, the host's for the CPU."""
+    if device.type != "cuda":
+        return available_memory()
+    free, _ = torch.cuda.mem_get_info(device)
+    # Blocks that torch keeps for reuse are free as well.
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def format_bytes(count: float) -> str:

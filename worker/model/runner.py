@@ -27,6 +27,7 @@ from inferq.worker.model.config import ModelConfig
 from inferq.worker.model.hub import find_model_folder
 from inferq.worker.model.kv_cache import KVCacheShape, cpu_budget, pool_size, swap_pool_size
 from inferq.worker.model.loader import load_weights
+from inferq.worker.model.memory import free_memory
 from inferq.worker.model.profiling import cuda_budget, prefill_speed
 from inferq.worker.model.step_inputs import StepInputBuilder, StepInputs
 from inferq.worker.model.step_results import step_results
@@ -178,7 +179,7 @@ def load_runner(config: EngineConfig) -> DecoderRunner:
         budget = cpu_budget(config, shape, max_model_len)
     else:
         budget = cuda_budget(config, decoder, shape)
-    num_blocks = pool_size(config, shape, max_model_len, budget)
+    num_blocks = pool_size(config, shape, max_model_len, budget, free_memory(device))
     if config.enforce_eager:
         _log.info("enforce_eager has no effect: there are no CUDA graphs to do without")
     return DecoderRunner(

@@ -19,7 +19,7 @@ from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
 from inferq.worker.engine.sequence import EngineRequest, ResumedOutput
 from inferq.worker.model.hub import find_model_folder
-from inferq.worker.model.kv_cache import CPU_MEMORY_CAP
+from inferq.worker.model.kv_cache import CPU_MEMORY_CAP, KVCacheShape
 from inferq.worker.model.memory import available_memory
 from inferq.worker.model.runner import DecoderRunner, load_runner
 
@@ -170,6 +170,40 @@ def test_a_pool_too_small_for_one_request_is_refused_with_the_numbers(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         load_runner(config_of(make_model(), **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "message"),
+    [
+        (
+            {"num_kv_blocks": None, "kv_cache_memory": 10**15},
+            "kv_cache_memory",
+            r"931322\.6 GiB, but 1\.0 GiB are free: lower kv_cache_memory to at most 1073741824",
+        ),
+        (
+            {"num_kv_blocks": 100_000},
+            "num_kv_blocks",
+            r"100000 KV blocks need 1\.1 GiB, but 1\.0 GiB are free: .* at most 87381",
+        ),
+    ],
+)
+def test_a_pool_larger_than_the_memory_is_refused_with_the_numbers(
+    make_model: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    field: str,
+    message: str,
+) -> None:
+    monkeypatch.setattr("inferq.worker.model.memory.available_memory", lambda: 2**30)
+    with pytest.raises(ModelError, match=message) as refused:
+        load_runner(config_of(make_model(), **options))
+    assert refused.value.field == field
+
+
+def test_memory_that_cannot_be_had_after_all_is_said() -> None:
+    shape = KVCacheShape(1, 16, 1, 64, torch.float32)
+    with pytest.raises(ModelError, match=r"num_kv_blocks: \d+ KV blocks need .* cpu does not have"):
+        shape.allocate(2**40, torch.device("cpu"))
 
 
 def test_the_default_pool_leaves_the_machine_usable(make_model: Make) -> None:
