@@ -292,10 +292,15 @@ def main() -> None:
         recompute_against_swap(model),
     ]
     for entry in figures:
-        printed = {k: round(v, 4) if isinstance(v, float) else v for k, v in entry.items()}
-        printed.pop("series", None)
+        printed = {key: _rounded(value) for key, value in entry.items() if key != "series"}
         print(json.dumps(printed), flush=True)
     draw(figures, options.plots)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

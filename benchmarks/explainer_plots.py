@@ -49,12 +49,18 @@ def draw(figures: list[dict[str, Any]], folder: Path) -> None:
 
 
 def _pages(axis: Axes, figure: dict[str, Any]) -> None:
-    tokens = sorted(figure["series"])
+    tokens = sorted(t for t in figure["series"] if t >= 500)
     axis.step(tokens, [figure["series"][t] for t in tokens], where="post", color=OURS)
     axis.axvline(513, color=THEIRS, linestyle=":")
-    axis.annotate("the 513th token\ntakes page 33", (513, figure["pages_at_513"]), (501, 32.6))
-    axis.set(title="one request: pages on demand", xlabel="tokens", ylabel="KV pages of 16 tokens")
-    axis.set_yticks([32, 33])
+    axis.text(512.5, 32.5, "the 513th token\ntakes page 33", ha="right", va="center")
+    reserved = figure["reserved_pages"]
+    axis.set(
+        title=f"one request: pages on demand (a reservation: {reserved})",
+        xlabel="tokens",
+        ylabel="KV pages of 16 tokens",
+        yticks=[32, 33],
+        ylim=(31.6, 33.4),
+    )
 
 
 def _waste(axis: Axes, figure: dict[str, Any]) -> None:
@@ -64,12 +70,14 @@ def _waste(axis: Axes, figure: dict[str, Any]) -> None:
         color=[THEIRS, OURS],
     )
     axis.bar_label(bars, fmt="%.1f %%")
+    axis.margins(y=0.12)
     axis.set(title="KV slots without a token, full load", ylabel="% of the KV cache held")
 
 
 def _pair(axis: Axes, title: str, unit: str, values: dict[str, float]) -> None:
     bars = axis.bar(list(values), list(values.values()), color=[THEIRS, OURS])
     axis.bar_label(bars, fmt="%.0f")
+    axis.margins(y=0.12)
     axis.set(title=title, ylabel=unit)
 
 
@@ -86,7 +94,8 @@ def _groups(axis: Axes, figures: list[dict[str, Any]]) -> None:
         axis.bar_label(bars)
     axis.set_xticks(range(len(figures)), names[: len(figures)])
     axis.set(title="prompt of 512, 128 new tokens", ylabel="KV pages")
-    axis.legend()
+    axis.margins(y=0.3)
+    axis.legend(ncols=2, loc="upper center")
 
 
 def _preemption(axis: Axes, figure: dict[str, Any]) -> None:
