@@ -68,12 +68,13 @@ end
 -- Which counter of `load` a job in each state belongs to.
 local COUNTER = { queued = 'queued', released = 'queued', delayed = 'delayed', running = 'running' }
 
--- Change the state that counters go by.
+-- Change the state that counters go by. While no worker keeps a job's events, they do not expire.
 local function move(job, state)
   if COUNTER[job.state] then add(COUNTER[job.state], -1) end
   if COUNTER[state] then add(COUNTER[state], 1) end
   job.state = state
   redis.call('HSET', job_key(job.id), 'state', state)
+  if state == 'released' then redis.call('PERSIST', out_key(job.id)) end
 end
 
 -- Create the lane's group at 0, never at `$`: the group's lag would be unknown.

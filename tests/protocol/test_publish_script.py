@@ -126,6 +126,22 @@ async def test_events_outlive_the_lease_and_the_jobs_retention_while_it_runs(q: 
     assert 390_000 < await q.redis.pttl(out) <= 400_000
 
 
+async def test_events_of_a_job_that_waits_for_another_worker_do_not_expire(q: Any) -> None:
+    [job] = await start(q)
+    out = q.keys.out(job.job_id)
+    await q.publish("a", q.item(job, first=0, tokens=1))
+    assert await q.redis.pttl(out) > 0
+    await q.scripts.release("a", [(job.job_id, 1, None)])
+    assert await q.redis.pttl(out) == -1
+    [again] = (await q.claim("b")).claimed
+    assert await q.redis.pttl(out) > 0
+    await q.end_lease(job.job_id)
+    await q.claim("c", max_jobs=0)
+    assert await q.redis.pttl(out) == -1
+    assert await q.cancel(again.job_id) == "cancelled"
+    assert await q.redis.pttl(out) > 0
+
+
 async def test_the_longer_of_the_two_retentions_holds_after_the_end(q: Any) -> None:
     [job] = await start(q)
     item = q.item(job, first=0, tokens=0, end=FinishReason.STOP)
