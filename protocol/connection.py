@@ -120,8 +120,8 @@ def _code(error: RedisError) -> str:
             return code
     text = str(error)
     if isinstance(error, AuthenticationError):
-        # The text of NOAUTH is fixed, that of WRONGPASS is not.
-        return "NOAUTH" if "required" in text else "WRONGPASS"
+        # One class for both; NOAUTH has two texts (the other answers HELLO), WRONGPASS many.
+        return "NOAUTH" if re.search("required|already authenticated", text) else "WRONGPASS"
     if not isinstance(error, ResponseError):
         return ""
     if wrapped := _WRAPPED_CODE.match(text):

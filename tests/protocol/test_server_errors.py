@@ -13,6 +13,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 from redis.retry import Retry
 
+from inferq.embedded import EmbeddedServer
 from inferq.protocol.connection import translate_errors
 from inferq.protocol.errors import InvalidRequestError, QueueFull, ServerLost
 from inferq.protocol.keys import QueueKeys
@@ -123,6 +124,28 @@ async def test_a_server_that_misses_replicas_refuses_all_and_writes_nothing(q: A
         await q.redis.config_set("min-replicas-to-write", 0)
     assert set(await q.redis.keys(f"{q.keys.prefix}*")) == before
     assert len((await q.claim()).claimed) == 1
+
+
+async def test_a_replica_is_told_from_a_server_that_cannot_be_reached(q: Any) -> None:
+    await q.redis.replicaof("127.0.0.1", 1)
+    try:
+        with pytest.raises(ServerLost, match=r"read-only replica: point redis_url at the primary$"):
+            await q.enqueue()
+    finally:
+        await q.redis.replicaof("NO", "ONE")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+async def test_a_password_that_is_missing_is_said_whatever_the_command(version: int) -> None:
+    with EmbeddedServer(password=PASSWORD) as server:
+        async with redis.asyncio.Redis(
+            port=server.port, retry=NO_RETRY, protocol=version
+        ) as client:
+            scripts = QueueScripts(client, QueueKeys("q"))
+            with pytest.raises(ServerLost, match="refuses us: it needs a password"):
+                await scripts.load()
+            with pytest.raises(ServerLost, match="refuses us: it needs a password"):
+                await scripts.reconcile("a", ["b"])
 
 
 async def test_a_database_that_does_not_exist_is_said(server: Any) -> None:
