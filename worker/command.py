@@ -26,7 +26,8 @@ Examples:
 SIGTERM (or Ctrl-C) drains: no new jobs, unstarted ones go back, running ones finish or are handed
 over within --drain-timeout-s. A second signal hands over at once.
 
-Exit codes: 0 drained, 1 the engine failed, 2 bad settings or model, 3 Redis cannot be reached.
+Exit codes: 0 drained; 1 the engine failed, or jobs were left for their leases to run out; 2 bad
+settings or model; 3 Redis cannot be reached.
 """
 
 

@@ -85,7 +85,8 @@ class WorkerService:
         started_at = time.monotonic()
         folder = await asyncio.to_thread(find_model_folder, resolve_model(settings.model))
         options = {name: getattr(settings, name) for name in EngineSettings.model_fields}
-        options |= {"model": str(folder), "log_level": settings.log_level}
+        options |= {"model": str(folder)}
+        options |= {"log_level": settings.log_level, "log_format": settings.log_format}
         info, tokenizer = await asyncio.gather(
             engine.start(options), asyncio.to_thread(Tokenizer.load, folder)
         )
