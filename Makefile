@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt inferq/version.py
 export PROMPT_TEXT := $(value PROMPT)
 
 demo: setup ## Start embedded Valkey and a worker, and stream one answer through the queue
-	@$(BIN)/inferq demo --prompt "$$PROMPT_TEXT"
+	@$(BIN)/inferq demo --prompt="$$PROMPT_TEXT"
 
 test: setup ## Run the tests
 	@$(BIN)/python -m pytest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -24,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"inferq: {error}", file=sys.stderr)
         return exit_codes.exit_code_of(error)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would only add a traceback
         print("inferq: interrupted", file=sys.stderr)
         return exit_codes.INTERRUPTED
     except BrokenPipeError:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from types import FrameType, TracebackType
+from typing import Final, Self
 
 from inferq.cli.model_import import import_with_progress
 from inferq.embedded import EmbeddedServer
@@ -24,6 +27,8 @@ MAX_TOKENS: Final = 256
 START_TIMEOUT_S: Final = 120.0
 #: Seconds between the worker's reports: short, so that the closing line is current.
 REPORT_INTERVAL_S: Final = 0.1
+#: Seconds that a worker may take to end by itself.
+STOP_TIMEOUT_S: Final = 5.0
 
 
 class DemoFailed(InferqError):
@@ -34,10 +39,12 @@ def run_demo(prompt: str) -> int:
     """Answer `prompt` through the queue, token by token; leave nothing running or written here."""
     model = import_with_progress(MODEL)
     with (
+        Interrupts() as interrupts,
         EmbeddedServer() as server,
         tempfile.TemporaryDirectory(prefix="inferq-demo-") as folder,
         _worker(model, server.url, Path(folder)) as process,
         Client(server.url, queue=QUEUE) as client,
+        interrupts.allowed(),
     ):
         _say(f"Valkey listens on 127.0.0.1:{server.port}; the worker loads {MODEL} …")
         _wait_for_worker(client, process, Path(folder))
@@ -49,6 +56,58 @@ def run_demo(prompt: str) -> int:
         )
         _stream(client, job, started_at)
     return 0
+
+
+class Interrupts:
+    """Lets SIGINT, SIGTERM and SIGHUP interrupt once, and only inside `allowed`.
+
+    Whatever comes before waits until then; whatever comes after (an impatient second Ctrl-C) is
+    ignored, so that nothing cuts the clean-up short.
+    """
+
+    _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self._caught: int | None = None
+        self._may_raise = False
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._handle) for number in self._SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # after an interrupt the process is about to end: a further one must not spoil that either
+        if self._caught is None:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Raise `KeyboardInterrupt`, or `SystemExit` for the other signals, when one comes."""
+        try:
+            self._may_raise = True
+            if self._caught is not None:
+                self._interrupt(self._caught)
+            yield
+        finally:
+            self._may_raise = False
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._caught is None:
+            self._caught = number
+        if self._may_raise:
+            self._interrupt(number)
+
+    def _interrupt(self, number: int) -> None:
+        self._may_raise = False
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
 
 
 def _stream(client: Client, job: JobHandle, started_at: float) -> None:
@@ -74,6 +133,7 @@ def _stream(client: Client, job: JobHandle, started_at: float) -> None:
 def _worker(model: Path, url: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "inferq", "worker", "--model", str(model), "--queue", QUEUE]
     command += ["--redis-url", url, "--report-interval-s", str(REPORT_INTERVAL_S)]
+    command += ["--drain-timeout-s", "0"]
     with _log(folder).open("wb") as log:
         # A session of its own: a Ctrl-C reaches us, and we stop the worker.
         process = subprocess.Popen(command, stderr=log, cwd=folder, start_new_session=True)
@@ -82,9 +142,10 @@ def _worker(model: Path, url: str, folder: Path) -> Iterator[subprocess.Popen[by
     finally:
         process.terminate()
         try:
-            process.wait(30)
+            process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
+            # the whole session, so that its engine goes with it
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
