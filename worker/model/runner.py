@@ -25,6 +25,7 @@ from inferq.worker.model.asked import PromptRows
 from inferq.worker.model.block_moves import BlockMover
 from inferq.worker.model.config import ModelConfig
 from inferq.worker.model.hub import find_model_folder
+from inferq.worker.model.ineffective import ineffective_options
 from inferq.worker.model.kv_cache import KVCacheShape, cpu_budget, pool_size, swap_pool_size
 from inferq.worker.model.loader import load_weights
 from inferq.worker.model.memory import free_memory
@@ -180,12 +181,13 @@ def load_runner(config: EngineConfig) -> DecoderRunner:
     else:
         budget = cuda_budget(config, decoder, shape)
     num_blocks = pool_size(config, shape, max_model_len, budget, free_memory(device))
-    if config.enforce_eager:
-        _log.info("enforce_eager has no effect: there are no CUDA graphs to do without")
+    num_swap_blocks = swap_pool_size(config, shape, device)
+    for sentence in ineffective_options(config, device, num_swap_blocks):
+        _log.warning(sentence)
     return DecoderRunner(
         decoder,
         shape.allocate(num_blocks, device),
-        shape.allocate_on_host(swap_pool_size(config, shape, device), device),
+        shape.allocate_on_host(num_swap_blocks, device),
         config,
         folder=folder,
         max_model_len=max_model_len,
