@@ -53,7 +53,8 @@ class AsyncClient:
     - `url`: `redis://`, `rediss://` (TLS) or `unix://`, with user and password where the server
       wants them; None takes `$INFERQ_REDIS_URL`, or the local server.
     - `queue`: name of the queue; None takes `$INFERQ_QUEUE`, or `default`.
-    - `queue_limit`: most jobs in the queue before `submit` raises `QueueFull`.
+    - `queue_limit`: most jobs in the queue before `submit` raises `QueueFull`; None takes
+      `$INFERQ_QUEUE_LIMIT`, or 100 000.
     - `retention_s`: how long a finished job's events can be read, in seconds.
     - `timeout_s`: longest time for one command, with its retries, in seconds.
     - `reconnect_s`: how long a stream waits for a server that went away, in seconds.
@@ -66,15 +67,13 @@ class AsyncClient:
         url: str | None = None,
         queue: str | None = None,
         *,
-        queue_limit: int = DEFAULT_QUEUE_LIMIT,
+        queue_limit: int | None = None,
         retention_s: float = DEFAULT_RETENTION_S,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         reconnect_s: float = DEFAULT_RECONNECT_S,
     ) -> None:
-        if isinstance(queue_limit, bool) or not isinstance(queue_limit, int) or queue_limit < 1:
-            raise InvalidRequestError(
-                f"must be a whole number from 1 on, not {queue_limit!r}", field="queue_limit"
-            )
+        if not isinstance(queue, str | None):
+            raise InvalidRequestError(f"must be a name, not {type(queue).__name__}", field="queue")
         self.queue = queue or os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE
         QueueKeys(self.queue)  # refuses a bad name here, not at the first call
         self._server = RedisServer(
@@ -85,7 +84,7 @@ class AsyncClient:
             self._server, reconnect_s=check_seconds("reconnect_s", reconnect_s)
         )
         self._scripts: dict[int, QueueScripts] = {}
-        self._queue_limit = queue_limit
+        self._queue_limit = _to_queue_limit(queue_limit)
         self._retention_ms = int(check_seconds("retention_s", retention_s) * 1000)
         self._is_closed = False
 
@@ -245,6 +244,22 @@ class AsyncClient:
     def _check_open(self) -> None:
         if self._is_closed:
             raise InferqError("this client is closed")
+
+
+def _to_queue_limit(given: int | None) -> int:
+    """Return the limit given, else the environment's, else the default, if it is one."""
+    field, value = "queue_limit", given
+    if value is None:
+        field, text = "INFERQ_QUEUE_LIMIT", os.environ.get("INFERQ_QUEUE_LIMIT")
+        if not text:
+            return DEFAULT_QUEUE_LIMIT
+        value = int(text) if text.isascii() and text.isdigit() else 0
+        given_as = text
+    else:
+        given_as = repr(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequestError(f"must be a whole number from 1 on, not {given_as}", field=field)
+    return value
 
 
 class AsyncJobHandle:

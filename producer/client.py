@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from inferq.producer.async_client import (
-    DEFAULT_QUEUE_LIMIT,
     DEFAULT_RECONNECT_S,
     DEFAULT_RESULT_TIMEOUT_S,
     DEFAULT_RETENTION_S,
@@ -52,7 +51,7 @@ class Client:
         url: str | None = None,
         queue: str | None = None,
         *,
-        queue_limit: int = DEFAULT_QUEUE_LIMIT,
+        queue_limit: int | None = None,
         retention_s: float = DEFAULT_RETENTION_S,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         reconnect_s: float = DEFAULT_RECONNECT_S,
@@ -75,6 +74,11 @@ class Client:
 
     def __repr__(self) -> str:
         return repr(self._backend.client).removeprefix("Async")
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self._backend.client.queue
 
     def submit(
         self,

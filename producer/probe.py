@@ -9,7 +9,7 @@ from typing import Any
 
 from inferq.producer.server import RedisServer
 from inferq.producer.subscription import Entry, Subscription
-from inferq.protocol.errors import StreamExpired
+from inferq.protocol.errors import JobError, JobNotFound, StreamExpired
 from inferq.protocol.replies import ExpireOutcome
 from inferq.protocol.scripts import QueueScripts
 
@@ -38,7 +38,7 @@ class Probe:
                 if end.position < subscription.cursor:
                     subscription.end_early(end)
             elif not exists:
-                subscription.fail(StreamExpired(subscription.job_id))
+                subscription.fail(_gone(subscription))
             elif subscription.deadline <= now:
                 checks.append(self._check_deadline(subscription, now))
         await asyncio.gather(*checks)
@@ -66,3 +66,9 @@ class Probe:
             subscription.deadline = math.inf
         else:
             subscription.deadline = now + reply.deadline_in_ms / 1000
+
+
+def _gone(subscription: Subscription) -> JobError:
+    """Return what to say of a job without a record: it is not known, unless it was read from."""
+    kind = StreamExpired if subscription.cursor > (0, 0) else JobNotFound
+    return kind(subscription.job_id)

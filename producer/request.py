@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, SupportsIndex
 
 from inferq.protocol.digest import content_digest
 from inferq.protocol.errors import InvalidRequestError
@@ -34,9 +35,11 @@ PromptInput = str | Sequence[int] | Sequence[ChatInput]
 MAX_DELAY_S: Final = 30 * 24 * 3600.0
 #: Tokens that a tokenizer may add to a text (begin and end marks).
 TEXT_MARGIN: Final = 8
-#: Tokens that a chat template may add by itself (say, its default system prompt), and per message.
-TEMPLATE_MARGIN: Final = 512
-MESSAGE_MARGIN: Final = 32
+#: Tokens that a chat template adds per message (marks of its role, its begin and its end), and
+#: once (a default system prompt, some 30 tokens in common ones, and the start of the answer).
+#: A bound for choosing a worker only: the worker counts the tokens themselves.
+MESSAGE_MARGIN: Final = 16
+TEMPLATE_MARGIN: Final = 112
 
 
 def make_job(
@@ -98,7 +101,14 @@ def to_prompt(prompt: PromptInput | None, messages: Sequence[ChatInput] | None) 
         )
     if prompt and isinstance(prompt[0], (Mapping, ChatMessage)):
         return ChatPrompt(tuple(_chat_message(message) for message in prompt))
-    return TokenPrompt(tuple(prompt))  # type: ignore[arg-type] # TokenPrompt checks every id
+    return TokenPrompt(tuple(_token_id(item) for item in prompt))
+
+
+def _token_id(item: object) -> Any:
+    """Return a plain int for other whole numbers (numpy's); TokenPrompt checks every id."""
+    if type(item) is int or isinstance(item, bool) or not isinstance(item, SupportsIndex):
+        return item
+    return operator.index(item)
 
 
 def cost_bounds(job: Job) -> tuple[int, int | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -197,6 +198,8 @@ def display_name(url: str) -> str:
         raise InvalidRequestError(form, field="url")
     if parts.scheme == "unix":
         return f"unix://{parts.path}"
+    if not re.fullmatch(r"(/\d*)?", parts.path, re.ASCII):
+        raise InvalidRequestError(form, field="url")  # or redis would take database 0
     return f"{parts.scheme}://{host or 'localhost'}:{port or 6379}{parts.path}"
 
 

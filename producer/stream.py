@@ -64,9 +64,9 @@ class TokenStream:
 
     Ends after the terminal event, whose content stays in `terminal`. Raises `JobFailed`,
     `JobCancelled` or `JobExpired` after what came before, `StreamExpired` when the events are gone,
-    `ResultTimeout` when none comes for `idle_timeout_s` seconds (or the job has not ended after
-    `total_timeout_s`), `ServerLost` when the server stays away. After a time-out it can be used
-    further.
+    `JobNotFound` when the job is too and nothing was read from it, `ResultTimeout` when none comes
+    for `idle_timeout_s` seconds (or the job has not ended after `total_timeout_s`), `ServerLost`
+    when the server stays away. After a time-out it can be used further.
     """
 
     def __init__(

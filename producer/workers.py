@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+#: Seconds without a report after which a worker counts as gone; by default it reports every 5.
+ALIVE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,11 @@ class WorkerInfo:
     preemptions: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the worker has reported within the last 30 seconds."""
+        return self.age_s <= ALIVE_S
 
     @classmethod
     def from_report(cls, name: str, report: Mapping[str, Any], now_ms: int) -> WorkerInfo:

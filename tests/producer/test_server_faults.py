@@ -92,7 +92,7 @@ async def test_no_server_is_said_within_five_seconds(unused_tcp_port: int, call:
 
 
 @pytest.mark.parametrize("call", ["submit", "stream", "ping"])
-@pytest.mark.parametrize("user", [":wrong@", "nobody:wrong@", ""])
+@pytest.mark.parametrize("user", [":guess@", "nobody:guess@", ""])
 async def test_a_wrong_password_is_said_within_five_seconds(call: str, user: str) -> None:
     with EmbeddedServer(password="right") as server:
         started = time.monotonic()
@@ -100,7 +100,7 @@ async def test_a_wrong_password_is_said_within_five_seconds(call: str, user: str
             with pytest.raises(ServerLost, match="refuses us") as caught:
                 await _do(client, call)
         assert time.monotonic() - started < 5
-        assert "wrong" not in str(caught.value).replace("wrong number", "")
+        assert "guess" not in str(caught.value)
         async with AsyncClient(server.url) as client:
             await client.ping()
 

@@ -16,6 +16,7 @@ from inferq.protocol.errors import (
     JobCancelled,
     JobExpired,
     JobFailed,
+    JobNotFound,
     ResultTimeout,
     StreamExpired,
     StreamGap,
@@ -240,10 +241,10 @@ async def test_an_expired_stream_is_a_typed_error_and_starts_nothing(
     claimed, _ = await worker.claim_one()
     await worker.serve(claimed, 3)
     await valkey_client.delete(worker.keys.job(handle.id), worker.keys.out(handle.id))
-    for offset in (0, 2, 3):
-        with pytest.raises(StreamExpired):
+    for offset, error in ((0, JobNotFound), (2, StreamExpired), (3, StreamExpired)):
+        with pytest.raises(error):
             await read(handle.stream(offset))
-    with pytest.raises(StreamExpired):
+    with pytest.raises(JobNotFound):
         await client.job("0" * 32 + "-0").result()
     assert await worker.claim() == []
 

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 import redis.asyncio
 
@@ -109,7 +110,32 @@ def test_the_cost_bound_is_exact_for_token_ids_and_above_the_bytes_otherwise() -
     assert prompt_token_bound(TextPrompt("ďďď")) > len("ďďď".encode())
     chat = ChatPrompt((ChatMessage("user", "x" * 100), ChatMessage("user", "y")))
     # a template adds a few marks to each message, and perhaps a system prompt of its own
-    assert prompt_token_bound(chat) >= 101 + 2 * (4 + 16) + 256
+    assert prompt_token_bound(chat) >= 101 + 2 * (4 + 8) + 32
+    # and one line does not look like a long document
+    one = ChatPrompt((ChatMessage("user", "Hello!"),))
+    assert prompt_token_bound(one) == 10 + 128
+
+
+async def test_whole_numbers_of_other_types_are_token_ids(client: AsyncClient, worker: Any) -> None:
+    await client.submit(list(np.array([5, 6, 7], dtype=np.int64)))
+    _, job = await worker.claim_one()
+    assert job.prompt == TokenPrompt((5, 6, 7))
+
+
+async def test_the_queue_limit_comes_from_the_environment(
+    valkey_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERQ_QUEUE_LIMIT", "1")
+    async with AsyncClient(valkey_url, queue) as client:
+        await client.submit("x")
+        with pytest.raises(QueueFull):
+            await client.submit("x")
+    async with AsyncClient(valkey_url, queue, queue_limit=2) as client:
+        await client.submit("x")
+    for text in ("0", "many", "-1", "1.5"):
+        monkeypatch.setenv("INFERQ_QUEUE_LIMIT", text)
+        with pytest.raises(InvalidRequestError, match="INFERQ_QUEUE_LIMIT"):
+            AsyncClient(valkey_url, queue)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +215,9 @@ def test_bad_sampling_parameters_name_their_limit(
         ({"url": "http://localhost"}, "url"),
         ({"url": "localhost:6379"}, "url"),
         ({"url": "redis://user:secret@host:port/0"}, "url"),
+        ({"url": "redis://localhost/first"}, "url"),
         ({"queue": "a b"}, "queue"),
+        ({"queue": 5}, "queue"),
         ({"queue_limit": 0}, "queue_limit"),
         ({"timeout_s": 0}, "timeout_s"),
         ({"retention_s": -1}, "retention_s"),
