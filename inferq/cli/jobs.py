@@ -10,6 +10,7 @@ from inferq.cli import exit_codes
 from inferq.cli.printing import print_fields, print_json, print_result, print_stream
 from inferq.cli.prompt_input import read_prompt
 from inferq.cli.sampling_flags import sampling_params
+from inferq.cli.worker_watch import tell_if_no_worker
 from inferq.producer import Client, JobHandle
 from inferq.protocol.errors import InvalidRequestError
 
@@ -32,7 +33,8 @@ def submit(arguments: argparse.Namespace) -> int:
             cache_salt=arguments.cache_salt,
         )
         if arguments.wait:
-            return _wait(job, arguments, from_offset=0, several=params.n > 1)
+            with tell_if_no_worker(client, client.queue, job):
+                return _wait(job, arguments, from_offset=0, several=params.n > 1)
     if arguments.json:
         print_json({"job_id": job.id, "created": job.created})
     else:
@@ -43,7 +45,9 @@ def submit(arguments: argparse.Namespace) -> int:
 def result(arguments: argparse.Namespace) -> int:
     """Wait for the answer of a job submitted before."""
     with _client(arguments) as client:
-        return _wait(client.job(arguments.job_id), arguments, from_offset=arguments.from_offset)
+        job = client.job(arguments.job_id)
+        with tell_if_no_worker(client, client.queue, job):
+            return _wait(job, arguments, from_offset=arguments.from_offset)
 
 
 def status(arguments: argparse.Namespace) -> int:

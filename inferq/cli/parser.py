@@ -93,6 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="LLM inference through a message queue.",
         epilog=f"{_MAIN_EXAMPLES}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"inferq {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -114,8 +115,8 @@ def _add_submit(commands: Commands) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="text; - reads it from standard input")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--chat", action="store_true", help="use the model's chat template")
-    form.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
     form.add_argument("--token-ids", action="store_true", help="the prompt is a list of token ids")
+    parser.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
     parser.add_argument(
         "--lane",
         default=Lane.NORMAL.value,
@@ -181,7 +182,9 @@ def _add_cancel(commands: Commands) -> None:
 
 
 def _add_model(commands: Commands) -> None:
-    actions = commands.add_parser("model", help="bring a model into the form that workers read")
+    actions = commands.add_parser(
+        "model", help="bring a model into the form that workers read", allow_abbrev=False
+    )
     inner = actions.add_subparsers(title="commands", metavar="COMMAND", required=True)
     parser = _add_command(
         inner, "import", "make a Hugging Face folder of a GGUF file", _IMPORT_EXAMPLES
@@ -219,6 +222,7 @@ def _add_command(
         description=f"{summary[0].upper()}{summary[1:]}.",
         epilog=f"{examples}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
 
 

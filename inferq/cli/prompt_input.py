@@ -14,6 +14,8 @@ def read_prompt(arguments: argparse.Namespace) -> PromptInput:
     """Return the prompt in the form asked for: text, token ids, or a chat of one or two turns."""
     text = _read_standard_input() if arguments.prompt == "-" else arguments.prompt
     if arguments.token_ids:
+        if arguments.system is not None:
+            raise InvalidRequestError("goes not together with token ids", field="system")
         return _token_ids(text)
     if arguments.system is not None:
         return [ChatMessage("system", arguments.system), ChatMessage("user", text)]

@@ -231,6 +231,10 @@ def test_several_outputs_are_printed_by_lines_with_their_index(
     [
         (("hi", "--chat"), ChatPrompt((ChatMessage("user", "hi"),))),
         (
+            ("hi", "--chat", "--system", "be brief"),
+            ChatPrompt((ChatMessage("system", "be brief"), ChatMessage("user", "hi"))),
+        ),
+        (
             ("hi", "--system", "be brief"),
             ChatPrompt((ChatMessage("system", "be brief"), ChatMessage("user", "hi"))),
         ),
@@ -310,7 +314,25 @@ def test_an_unknown_job_exits_with_1(run: Run, command: str) -> None:
     done = run(command, "0" * 32 + "-0")
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
-    assert done.stderr
+    assert b"is not known to the server" in done.stderr
+
+
+def test_a_queue_without_a_worker_is_said(run: Run, queue: str) -> None:
+    done = run("submit", "x", "--stream", "--timeout", "3")
+    assert done.returncode == 4
+    said = f"no worker serves queue '{queue}'; waiting"
+    assert done.stderr.decode().count(said) == 1
+
+
+async def test_a_worker_that_reports_is_not_missed(
+    start: Callable[..., subprocess.Popen[bytes]], valkey_url: str, queue: str
+) -> None:
+    keys = QueueKeys(queue)
+    async with redis.asyncio.Redis.from_url(valkey_url) as client:
+        await QueueScripts(client, keys).register("w", {"model": "m"})
+    process = start("submit", "x", "--timeout", "3")
+    _, errors = await asyncio.to_thread(process.communicate, timeout=20)
+    assert b"no worker" not in errors
 
 
 @pytest.mark.parametrize(
@@ -333,6 +355,8 @@ def test_an_unknown_job_exits_with_1(run: Run, command: str) -> None:
         (("submit", "x", "--not-before", "tomorrow"), b"not_before"),
         (("submit", "x", "--metadata", "novalue"), b"metadata"),
         (("submit", "1 x", "--token-ids"), b"prompt_token_ids"),
+        (("submit", "1", "--token-ids", "--system", "x"), b"system"),
+        (("submit", "x", "--temp", "1"), b"--temp"),
         (("submit", b"\xff\xfe"), b"prompt: is not valid Unicode"),
         (("submit", "x", "--queue", "a b"), b"queue"),
         (("submit", "x", "--redis-url", "http://u:secret@h"), b"url"),
@@ -368,7 +392,15 @@ def test_no_server_and_a_wrong_password_exit_with_3_soon(run: Run, unused_tcp_po
         started = time.monotonic()
         wrong = run("submit", "x", "--redis-url", f"redis://:secret@127.0.0.1:{server.port}")
         assert time.monotonic() - started < 5
-    for done, said in ((gone, b"cannot reach"), (wrong, b"refuses us")):
+        none = run("submit", "x", "--redis-url", f"redis://127.0.0.1:{server.port}")
+    with EmbeddedServer() as server:
+        no_database = run("submit", "x", "--redis-url", f"redis://127.0.0.1:{server.port}/99")
+    for done, said in (
+        (gone, b"cannot reach"),
+        (wrong, b"refuses us"),
+        (none, b"needs a password"),
+        (no_database, b"no such database"),
+    ):
         assert done.returncode == 3
         assert said in done.stderr
         assert b"secret" not in done.stderr
