@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 from tqdm.auto import tqdm
 
@@ -87,6 +88,8 @@ class LLM:
                 raise InvalidRequestError(
                     f"is not an option of LLM; there are {', '.join(sorted(known))}", field=name
                 )
+        if not isinstance(model, str) or not model:
+            raise InvalidRequestError(f"must be a folder or a hub id, not {model!r}", field="model")
         share_cores()
         try:
             from inferq.worker.factory import load_engine  # imports torch
@@ -135,12 +138,10 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer each conversation (a list of `{"role": …, "content": …}`), as `generate` does."""
+        _check_list("messages", messages)
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
-        inputs = [
-            _Input(ChatPrompt(tuple(_parse_message(message) for message in conversation)))
-            for conversation in conversations
-        ]
+        inputs = [_Input(_parse_conversation(conversation)) for conversation in conversations]
         return self._run(inputs, sampling_params, None, use_tqdm=use_tqdm)
 
     def reset_prefix_cache(self) -> bool:
@@ -272,7 +273,7 @@ class LLM:
         if isinstance(prompt, Mapping):
             return self._parse_map(dict(prompt))
         if isinstance(prompt, (list, tuple)):
-            return _Input(TokenPrompt(tuple(prompt)))
+            return _Input(_token_prompt(prompt))
         return self._parse_text(prompt)
 
     def _parse_map(self, prompt: dict[str, Any]) -> _Input:
@@ -282,7 +283,7 @@ class LLM:
             case {"prompt": text, **rest} if not rest:
                 parsed = self._parse_text(text)
             case {"prompt_token_ids": token_ids, **rest} if not rest:
-                parsed = _Input(TokenPrompt(tuple(token_ids)))
+                parsed = _Input(_token_prompt(token_ids))
             case _:
                 raise InvalidRequestError(
                     "a prompt given as a map has the key prompt or prompt_token_ids, and perhaps "
@@ -292,6 +293,10 @@ class LLM:
         return dataclasses.replace(parsed, cache_salt=salt or "")
 
     def _parse_text(self, text: Any) -> _Input:
+        if not isinstance(text, str):
+            raise InvalidRequestError(
+                f"must be text, token ids or a map, not {type(text).__name__}", field="prompt"
+            )
         if text == "":
             return _Input(TokenPrompt(tuple(self._tokenizer.encode(""))), text="")
         return _Input(TextPrompt(text), text=text)
@@ -299,10 +304,34 @@ class LLM:
 
 def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> Sequence[PromptInput]:
     match prompts:
-        case str() | bytes() | Mapping() | [int(), *_]:  # the last is one prompt of token ids
+        case str() | bytes() | Mapping():
+            return [cast("PromptInput", prompts)]
+        case [first, *_] if isinstance(first, SupportsIndex):  # one prompt of token ids
             return [cast("PromptInput", prompts)]
         case _:
+            _check_list("prompts", prompts)
             return cast("Sequence[PromptInput]", prompts)
+
+
+def _check_list(field: str, value: object) -> None:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise InvalidRequestError(f"must be a list, not {type(value).__name__}", field=field)
+
+
+def _token_prompt(token_ids: Any) -> TokenPrompt:
+    """Return a prompt of token ids; numpy's integers are taken as well."""
+    _check_list("prompt_token_ids", token_ids)
+    return TokenPrompt(tuple(_token_id(item) for item in token_ids))
+
+
+def _token_id(item: Any) -> Any:
+    is_other_integer = isinstance(item, SupportsIndex) and not isinstance(item, int)
+    return operator.index(item) if is_other_integer else item
+
+
+def _parse_conversation(messages: Any) -> ChatPrompt:
+    _check_list("messages", messages)
+    return ChatPrompt(tuple(_parse_message(message) for message in messages))
 
 
 def _parse_message(message: Mapping[str, str]) -> ChatMessage:
@@ -316,6 +345,12 @@ def _params_for(
 ) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
+    _check_list("sampling_params", params)
+    for each in params:
+        if not isinstance(each, SamplingParams):
+            raise InvalidRequestError(
+                f"must be SamplingParams, not {type(each).__name__}", field="sampling_params"
+            )
     if len(params) != len(prompts):
         raise InvalidRequestError(
             f"{len(params)} given for {len(prompts)} prompts", field="sampling_params"
@@ -326,6 +361,7 @@ def _params_for(
 def _priorities_for(inputs: Sequence[_Input], priorities: Sequence[int] | None) -> Sequence[int]:
     if priorities is None:
         return [0] * len(inputs)
+    _check_list("priority", priorities)
     if len(priorities) != len(inputs):
         raise InvalidRequestError(
             f"{len(priorities)} given for {len(inputs)} prompts", field="priority"

@@ -1,0 +1,65 @@
+"""What `LLM` refuses before it computes anything, and how it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inferq import LLM, SamplingParams
+from inferq.protocol.errors import InvalidRequestError
+
+Call = Callable[[Any], object]
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2: Path) -> LLM:
+    return LLM(str(smollm2), num_kv_blocks=16, max_model_len=64)
+
+
+@pytest.mark.parametrize("model", [None, 5, ""])
+def test_a_model_that_is_no_name_is_refused(model: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        LLM(model)
+    assert caught.value.field == "model"
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda llm: llm.generate(None), "prompts"),
+        (lambda llm: llm.generate(5), "prompts"),
+        (lambda llm: llm.generate([None]), "prompt"),
+        (lambda llm: llm.generate(b"x"), "prompt"),
+        (lambda llm: llm.generate({"prompt": 5}), "prompt"),
+        (lambda llm: llm.generate({"prompt_token_ids": 5}), "prompt_token_ids"),
+        (lambda llm: llm.generate({"prompt_token_ids": "12"}), "prompt_token_ids"),
+        (lambda llm: llm.generate([1, True]), "prompt_token_ids"),
+        (lambda llm: llm.generate([1.5]), "prompt"),
+        (lambda llm: llm.chat(None), "messages"),
+        (lambda llm: llm.chat({"role": "user", "content": "x"}), "messages"),
+        (lambda llm: llm.chat("x"), "messages"),
+        (lambda llm: llm.chat([5]), "messages"),
+        (lambda llm: llm.chat([{"role": "user"}]), "messages"),
+        (lambda llm: llm.generate("x", 5), "sampling_params"),
+        (lambda llm: llm.generate("x", {"temperature": 0}), "sampling_params"),
+        (lambda llm: llm.generate(["x"], [None]), "sampling_params"),
+        (lambda llm: llm.generate("x", priority=5), "priority"),
+    ],
+)
+def test_input_of_the_wrong_type_is_refused_by_name(llm: LLM, call: Call, field: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        call(llm)
+    assert caught.value.field == field
+
+
+def test_numpy_integers_are_token_ids(llm: LLM) -> None:
+    ids = list(np.array([5, 6, 7]))
+    params = SamplingParams(temperature=0, max_tokens=1)
+    for prompt in (ids, [ids], {"prompt_token_ids": ids}):
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
+        assert output.prompt_token_ids == [5, 6, 7]
+        assert all(type(i) is int for i in output.prompt_token_ids)
