@@ -242,10 +242,6 @@ def test_prompt_logprobs_that_no_event_could_hold_are_refused(client) -> None:
         ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs.grammar"),
         ({"logit_bias": {191_222: 5}}, "logit_bias"),
         ({"allowed_token_ids": [999_999]}, "allowed_token_ids"),
-        (
-            {"beam_width": 2, "structured_outputs": {"json_object": True}},
-            "structured_outputs",
-        ),
     ],
 )
 def test_what_the_model_cannot_serve_is_named(client, llm, options, field) -> None:
