@@ -53,7 +53,7 @@ class SamplingParams:
     - `n`: outputs to return. `best_of`: outputs to generate, of which the `n` with the highest
       sum of log-probabilities are returned, best first.
     - `beam_width`: search with this many beams instead of sampling, and return the best `n`;
-      `length_penalty` and `early_stopping` as in transformers.
+      `length_penalty` and `early_stopping` as in transformers. Not with `structured_outputs`.
     - `seed`: same seed, same tokens, whatever the batch; None draws one at submission.
 
     Choice of a token, in this order
@@ -77,7 +77,8 @@ class SamplingParams:
 
     Reports and text
     - `logprobs`: this many most likely tokens per position and the chosen one, from the raw
-      logits; -1 is all. `prompt_logprobs`: the same for the prompt's tokens.
+      logits; -1 is all. `prompt_logprobs`: the same for the prompt's tokens. A beam search reports
+      each output's sum only.
     - `truncate_prompt_tokens`: keep only the last so many tokens of the prompt; -1 keeps what the
       context can hold.
     - `detokenize`: False returns token ids without text.
@@ -207,8 +208,9 @@ class SamplingParams:
                 field="n",
                 limit=self.beam_width,
             )
-        if self.structured_outputs is not None:
-            raise InvalidRequestError("does not go with beam search", field="structured_outputs")
+        for name in ("structured_outputs", "logprobs"):
+            if getattr(self, name) is not None:
+                raise InvalidRequestError("does not go with beam search", field=name)
         unsuited = {"best_of": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         if self.temperature != 1.0 and not self.is_greedy:
             unsuited["temperature"] = 1.0

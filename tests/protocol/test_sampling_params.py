@@ -126,6 +126,7 @@ def test_a_tiny_temperature_is_greedy(temperature: float, greedy: bool) -> None:
         ({"beam_width": 2, "min_p": 0.5}, "min_p"),
         ({"beam_width": 2, "temperature": 0.7}, "temperature"),
         ({"beam_width": 2, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"beam_width": 2, "logprobs": 0}, "logprobs"),
         ({"beam_width": 2, "early_stopping": "later"}, "early_stopping"),
         ({"beam_width": 2, "length_penalty": math.inf}, "length_penalty"),
         ({"length_penalty": 2.0}, "length_penalty"),
