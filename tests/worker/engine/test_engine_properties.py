@@ -93,6 +93,7 @@ def add(sim, options):
         published = []  # published at the end only
     if "beam_width" in options:
         published = []
+        options.pop("logprobs", None)
         options = options if options["beam_width"] <= sim.config.max_num_seqs else {"max_tokens": 3}
     elif "best_of" in options and options["best_of"] > sim.config.max_num_seqs:
         del options["best_of"]
