@@ -44,7 +44,7 @@ class PagedCase:
         )
         return output, kv
 
-    def agrees(
+    def assert_agrees(
         self,
         ops: AttentionOps,
         *,

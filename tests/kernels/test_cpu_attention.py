@@ -21,26 +21,26 @@ DTYPES = pytest.mark.parametrize(("dtype", "atol"), ATOL.items(), ids=lambda val
 )
 def test_a_mixed_batch_agrees_with_the_reference(make_case, dtype, atol, window, soft_cap):
     case = make_case(MIXED, heads=3, kv_heads=1, dtype=dtype)
-    case.agrees(CpuAttention(), atol=atol, window=window, soft_cap=soft_cap)
+    case.assert_agrees(CpuAttention(), atol=atol, window=window, soft_cap=soft_cap)
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (9, 3), (4, 1), (7, 1), (8, 1)])
 def test_head_shapes_agree_with_the_reference(make_case, head_dim, heads, kv_heads):
     case = make_case([(16, 1), (33, 1), (5, 20)], heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    case.agrees(CpuAttention(), atol=ATOL[torch.float32])
+    case.assert_agrees(CpuAttention(), atol=ATOL[torch.float32])
 
 
 @pytest.mark.parametrize("window", [31, 32, 33])
 def test_a_window_at_the_length_of_the_sequence_agrees(make_case, window):
     case = make_case([(31, 1), (0, 32), (10, 22)])
-    case.agrees(CpuAttention(), atol=ATOL[torch.float32], window=window)
+    case.assert_agrees(CpuAttention(), atol=ATOL[torch.float32], window=window)
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 32])
 def test_other_block_sizes_agree(make_case, block_size):
     case = make_case([(30, 1), PADDING_ROW, (7, 12)], block_size=block_size)
-    case.agrees(CpuAttention(), atol=ATOL[torch.float32], window=9)
+    case.assert_agrees(CpuAttention(), atol=ATOL[torch.float32], window=9)
 
 
 def test_a_padding_row_gives_zeros(make_case):
@@ -52,7 +52,7 @@ def test_a_padding_row_gives_zeros(make_case):
 
 def test_a_lone_token_outside_the_decodes_agrees(make_case):
     case = make_case([(4, 9), (12, 1)])
-    case.agrees(CpuAttention(), atol=ATOL[torch.float32])
+    case.assert_agrees(CpuAttention(), atol=ATOL[torch.float32])
 
 
 def test_layers_with_and_without_a_window_share_a_plan(make_case):

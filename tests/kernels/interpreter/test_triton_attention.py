@@ -41,19 +41,19 @@ def test_decodes_agree_at_every_head_size(make_case, ops, head_dim, dtype):
     case = make_case(
         [(0, 1), (14, 1), (15, 1), (16, 1), (69, 1), PADDING_ROW], head_dim=head_dim, dtype=dtype
     )
-    case.agrees(ops, atol=ATOL[dtype])
+    case.assert_agrees(ops, atol=ATOL[dtype])
 
 
 @HEAD_SHAPES
 def test_prefills_agree_at_every_head_size(make_case, ops, head_dim, dtype):
     case = make_case([(0, 15), (3, 16), (30, 17)], heads=2, head_dim=head_dim, dtype=dtype)
-    case.agrees(ops, atol=ATOL[dtype])
+    case.assert_agrees(ops, atol=ATOL[dtype])
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), GROUPS)
 def test_mixed_batches_agree_at_every_group_size(make_case, ops, short_splits, heads, kv_heads):
     case = make_case([(16, 1), (40, 1), (9, 20)], heads=heads, kv_heads=kv_heads)
-    case.agrees(ops, atol=ATOL[torch.float32])
+    case.assert_agrees(ops, atol=ATOL[torch.float32])
 
 
 @DTYPES
@@ -62,29 +62,29 @@ def test_mixed_batches_agree_in_every_dtype(
     make_case, ops, short_splits, dtype, atol, window, soft_cap
 ):
     case = make_case([(0, 1), PADDING_ROW, (99, 1), (50, 60)], dtype=dtype)
-    case.agrees(ops, atol=atol, window=window, soft_cap=soft_cap)
+    case.assert_agrees(ops, atol=atol, window=window, soft_cap=soft_cap)
 
 
 @pytest.mark.parametrize("window", [1, 63, 64, 65])
 def test_a_window_at_the_length_of_the_sequence_agrees(make_case, ops, short_splits, window):
     case = make_case([(63, 1), (0, 64)], heads=2)
-    case.agrees(ops, atol=ATOL[torch.float32], window=window)
+    case.assert_agrees(ops, atol=ATOL[torch.float32], window=window)
 
 
 def test_long_sequences_agree(make_case, ops):
     case = make_case([(999, 1), (0, 1), (984, 16)], heads=1, kv_heads=1)
-    case.agrees(ops, atol=ATOL[torch.float32])
+    case.assert_agrees(ops, atol=ATOL[torch.float32])
 
 
 def test_more_splits_than_the_reduce_kernel_joins_at_once_agree(make_case, ops, short_splits):
     case = make_case([(699, 1), (10, 1), PADDING_ROW], heads=2, kv_heads=1)
-    case.agrees(ops, atol=ATOL[torch.float32])
+    case.assert_agrees(ops, atol=ATOL[torch.float32])
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 32, 128])
 def test_other_block_sizes_agree(make_case, ops, short_splits, block_size):
     case = make_case([(50, 1), (7, 30)], block_size=block_size)
-    case.agrees(ops, atol=ATOL[torch.float32], window=33)
+    case.assert_agrees(ops, atol=ATOL[torch.float32], window=33)
 
 
 def test_padding_rows_alone_give_zeros(make_case, ops, short_splits):
@@ -96,7 +96,7 @@ def test_padding_rows_alone_give_zeros(make_case, ops, short_splits):
 def test_scores_beyond_the_exponents_range_are_capped(make_case, ops):
     case = make_case([(20, 1), (4, 9)])
     case.query.mul_(1e4)
-    case.agrees(ops, atol=1e-4, soft_cap=2.0)
+    case.assert_agrees(ops, atol=1e-4, soft_cap=2.0)
 
 
 def test_heads_that_are_not_contiguous_are_refused(make_case, ops):
