@@ -88,8 +88,8 @@ class Dispatcher:
         """Set where results go; the publisher and the dispatcher need each other."""
         self._publisher = publisher
 
-    def take(self, claimed: ClaimedJob, lease_s: float) -> None:
-        """Accept a claimed job, whose lease began with this call at the latest."""
+    def take(self, claimed: ClaimedJob, *, sent_at: float, lease_s: float) -> None:
+        """Accept a job whose claim was sent at `sent_at` of the monotonic clock."""
         if (old := self._jobs.get(claimed.job_id)) is not None:
             self.lose(old, "the server lost the claim and gave the job out again")
         now = time.monotonic()
@@ -101,7 +101,7 @@ class Dispatcher:
             queued_ms=claimed.queued_ms,
             reserved=claimed.space,
             claimed_at=now,
-            lease_until=now + lease_s,
+            lease_until=sent_at + lease_s,
             deadline=None
             if claimed.deadline_in_ms is None
             else now + claimed.deadline_in_ms / 1000,

@@ -229,8 +229,8 @@ class _Session:
         self._room.set()
         self._claimer.room_changed()
 
-    def _take(self, claimed: ClaimedJob) -> None:
-        self._dispatcher.take(claimed, self._settings.lease_s)
+    def _take(self, claimed: ClaimedJob, sent_at: float) -> None:
+        self._dispatcher.take(claimed, sent_at=sent_at, lease_s=self._settings.lease_s)
 
     async def _drain(self, hurry: asyncio.Event) -> bool:
         """Hand back the unstarted, finish what ends in time, hand over the rest.

@@ -48,7 +48,7 @@ class ClaimLimits:
 
 
 class Claimer:
-    """Claims jobs into `on_claimed` while `jobs` has room."""
+    """Claims jobs while `jobs` has room; `on_claimed(job, at)` takes each, claimed no sooner."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Claimer:
         jobs: RunningJobs,
         limits: ClaimLimits,
         *,
-        on_claimed: Callable[[ClaimedJob], None],
+        on_claimed: Callable[[ClaimedJob, float], None],
     ) -> None:
         self._redis = redis_client
         self._scripts = scripts
@@ -112,6 +112,8 @@ class Claimer:
 
     async def _claim(self) -> ClaimReply:
         limits = self._limits
+        # Leases count from before the call, so that none outlasts the server's.
+        sent_at = time.monotonic()
         reply = await self._scripts.claim(
             self._worker,
             free_tokens=max(0, self._jobs.free_tokens),
@@ -125,7 +127,7 @@ class Claimer:
             starve_ms=limits.starve_ms,
         )
         for claimed in reply.claimed:
-            self._on_claimed(claimed)
+            self._on_claimed(claimed, sent_at)
         return reply
 
     async def _sleep_until_due(self, reply: ClaimReply) -> None:
