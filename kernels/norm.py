@@ -11,3 +11,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if weight.dtype == x.dtype:
         return functional.rms_norm(x, weight.shape, weight, eps)
     return functional.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return rms_norm(residual + x) and residual + x, for which `residual` may be overwritten."""
+    residual.add_(x)
+    return rms_norm(residual, weight, eps), residual

@@ -15,7 +15,7 @@ from torch.nn.functional import embedding
 
 from inferq.kernels.activation import silu_and_mul
 from inferq.kernels.attention import AttentionBatch, AttentionOps, AttentionPlan
-from inferq.kernels.norm import rms_norm
+from inferq.kernels.norm import add_rms_norm, rms_norm
 from inferq.kernels.rotary import rotary
 from inferq.worker.model.config import ModelConfig
 from inferq.worker.model.linear import Linear
@@ -90,7 +90,7 @@ class MLP:
 
 
 class DecoderLayer:
-    """Attention, then MLP, each behind a norm and added to the residual stream."""
+    """Attention, then MLP, each behind a norm that first adds the last result to the stream."""
 
     def __init__(
         self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device
@@ -101,13 +101,24 @@ class DecoderLayer:
         self.mlp_norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
         self.mlp = MLP(config, dtype, device)
 
-    def __call__(self, hidden: Tensor, step: Step, rows: Tensor | None = None) -> Tensor:
-        """Transform [T, hidden_size]; with `rows`, return only those (all keys are written)."""
-        attended = self.attention.attend(rms_norm(hidden, self.input_norm, self.eps), step)
+    def __call__(
+        self, delta: Tensor, residual: Tensor | None, step: Step, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Take and return what is to be added to the residual stream, and the stream.
+
+        The first layer gets the embeddings and no stream. With `rows`, only those are returned
+        (all keys are written).
+        """
+        if residual is None:
+            normed, residual = rms_norm(delta, self.input_norm, self.eps), delta
+        else:
+            normed, residual = add_rms_norm(delta, residual, self.input_norm, self.eps)
+        attended = self.attention.attend(normed, step)
         if rows is not None:
-            hidden, attended = hidden[rows], attended[rows]
-        hidden = hidden + self.attention.output(attended)
-        return hidden + self.mlp(rms_norm(hidden, self.mlp_norm, self.eps))
+            residual, attended = residual[rows], attended[rows]
+        attended = self.attention.output(attended)
+        normed, residual = add_rms_norm(attended, residual, self.mlp_norm, self.eps)
+        return self.mlp(normed), residual
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -169,11 +180,13 @@ class Decoder:
         """Compute like `forward`, but stop before the head: returns `rows` [R, hidden_size]."""
         cos, sin = self._rotary.rows(positions)
         step = Step(self._attention, self._attention.plan(batch), kv_cache, cos, sin)
-        hidden = embedding(token_ids, self.embedding)
+        delta = embedding(token_ids, self.embedding)
+        residual: Tensor | None = None
         for layer in self.layers[:-1]:
-            hidden = layer(hidden, step)
-        hidden = self.layers[-1](hidden, step, rows)
-        return rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)
+            delta, residual = layer(delta, residual, step)
+        delta, residual = self.layers[-1](delta, residual, step, rows)
+        normed, _ = add_rms_norm(delta, residual, self.final_norm, self.config.rms_norm_eps)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [R, vocab_size] of hidden rows [R, hidden_size]."""
