@@ -60,7 +60,7 @@ def test_the_wheel_built_from_the_sdist_holds_every_module_and_script(tmp_path: 
         f"{package.replace('.', '/')}/{path.name}"
         for package, folder in source_folders().items()
         for path in folder.iterdir()
-        if path.suffix in {".py", ".lua"} or path.name == "py.typed"
+        if path.suffix in {".py", ".lua", ".cpp", ".h"} or path.name == "py.typed"
     }
     assert held == wanted
 

@@ -21,7 +21,7 @@ from inferq.protocol.scripts import MAX_RETENTION_MS, STARVE_MS
 
 ENV_PREFIX: Final = "INFERQ_"
 #: Variables with our prefix that other parts of inferq read.
-_OTHER_VARIABLES: Final = frozenset({"INFERQ_CACHE", "INFERQ_QUEUE_LIMIT"})
+_OTHER_VARIABLES: Final = frozenset({"INFERQ_CACHE", "INFERQ_NATIVE_KERNELS", "INFERQ_QUEUE_LIMIT"})
 
 _MAX_COUNT: Final = 2**31 - 1
 _DAY_S: Final = 86_400
