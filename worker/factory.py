@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
+from inferq.worker.model.loader import WeightLoader, load_weights
 from inferq.worker.model.runner import load_runner
 
 
-def load_engine(config: EngineConfig) -> Engine:
-    """Load the model and size its KV pool.
+def load_engine(config: EngineConfig, load: WeightLoader = load_weights) -> Engine:
+    """Load the model, its weights by `load`, and size its KV pool.
 
     Raises `ModelError` or `InvalidRequestError` for a model or an option that cannot be served.
     """
-    runner = load_runner(config)
+    runner = load_runner(config, load)
     must_compare = config.preemption_mode == "auto" and runner.num_swap_blocks > 0
     return Engine(
         config,

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -23,6 +23,15 @@ _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOATS: Final = ("F64", "F32", "F16", "BF16")
 #: Most names in one error message.
 _MAX_NAMES: Final = 5
+
+
+class WeightLoader(Protocol):
+    """Whoever fills a decoder's parameters: `load_weights`, or something that makes them up."""
+
+    def __call__(
+        self, folder: Path, targets: Mapping[str, Tensor], *, is_ignored: Callable[[str], bool]
+    ) -> None:
+        """Fill every target from `folder`; see `load_weights`."""
 
 
 def load_weights(

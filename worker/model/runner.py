@@ -27,7 +27,7 @@ from inferq.worker.model.config import ModelConfig
 from inferq.worker.model.hub import find_model_folder
 from inferq.worker.model.ineffective import ineffective_options
 from inferq.worker.model.kv_cache import KVCacheShape, cpu_budget, pool_size, swap_pool_size
-from inferq.worker.model.loader import load_weights
+from inferq.worker.model.loader import WeightLoader, load_weights
 from inferq.worker.model.memory import free_memory
 from inferq.worker.model.profiling import cuda_budget, prefill_speed
 from inferq.worker.model.step_inputs import StepInputBuilder, StepInputs
@@ -167,14 +167,17 @@ class DecoderRunner:
         return found
 
 
-def load_runner(config: EngineConfig) -> DecoderRunner:
-    """Load `config.model` and size its KV cache; raise `ModelError` for what cannot be served."""
+def load_runner(config: EngineConfig, load: WeightLoader = load_weights) -> DecoderRunner:
+    """Load `config.model` and size its KV cache; raise `ModelError` for what cannot be served.
+
+    `load` fills the weights: by default from the folder's files.
+    """
     folder = find_model_folder(config.model)
     model = ModelConfig.read(folder)
     max_model_len = _max_model_len(config, model)
     device = _device(config.device)
     dtype = _dtype(config.dtype, model, device)
-    decoder = _load_decoder(folder, model, max_model_len, dtype, device)
+    decoder = _load_decoder(folder, model, max_model_len, dtype, device, load)
     shape = KVCacheShape.of(model, config.block_size, dtype)
     if device.type == "cpu":
         budget = cpu_budget(config, shape, max_model_len)
@@ -239,13 +242,14 @@ def _load_decoder(
     max_model_len: int,
     dtype: torch.dtype,
     device: torch.device,
+    load: WeightLoader,
 ) -> Decoder:
     attention = attention_ops(device)
     with torch.inference_mode():
         decoder = Decoder(
             model, max_positions=max_model_len, dtype=dtype, device=device, attention=attention
         )
-        load_weights(folder, decoder.targets(), is_ignored=decoder.is_ignored)
+        load(folder, decoder.targets(), is_ignored=decoder.is_ignored)
         decoder.pack()
     _log.info(
         "%s from %s: %s on %s, attention %s",
