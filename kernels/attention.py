@@ -33,6 +33,12 @@ class AttentionBatch:
     context_lens: tuple[int, ...]
     """Host copy of seq_len - query_len: tokens that were in the cache before this step."""
     block_size: int
+    max_seq_len: int | None = None
+    """Bound of seq_lens for as long as the plan is used; None: the longest of this step.
+
+    Set it where the device tensors change in place under a captured graph: then nothing that a
+    backend derives for decodes depends on context_lens.
+    """
 
     def __post_init__(self) -> None:
         sequences = len(self.query_lens)
@@ -48,6 +54,17 @@ class AttentionBatch:
             )
         if any(length != 1 for length in self.query_lens[: self.num_decodes]):
             raise ValueError(f"the first {self.num_decodes} sequences must have one query token")
+        if self.max_seq_len is None:
+            return
+        if self.max_seq_len > self.block_tables.shape[1] * self.block_size:
+            raise ValueError(
+                f"max_seq_len {self.max_seq_len} does not fit block_tables "
+                f"{tuple(self.block_tables.shape)} with blocks of {self.block_size}"
+            )
+        if self.max_seq_len < max(self.total_lens, default=0):
+            raise ValueError(
+                f"max_seq_len is {self.max_seq_len}, but a sequence has {max(self.total_lens)}"
+            )
 
     @property
     def total_lens(self) -> tuple[int, ...]:

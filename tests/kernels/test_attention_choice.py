@@ -65,6 +65,8 @@ def test_the_cpu_forms_do_not_import_triton():
         ({"context_lens": (5,)}, "query_lens, context_lens and seq_lens disagree"),
         ({"query_starts": torch.tensor([0, 1], dtype=torch.int32)}, "query_starts"),
         ({"num_decodes": 2}, "the first 2 sequences must have one query token"),
+        ({"max_seq_len": 17}, "max_seq_len 17 does not fit block_tables"),
+        ({"max_seq_len": 5}, "max_seq_len is 5, but a sequence has 6"),
     ],
 )
 def test_a_batch_that_contradicts_itself_is_refused(make_case, changes, message):
