@@ -7,10 +7,12 @@ Imports the standard library, redis and `inferq.protocol` only.
 - `request`       arguments to a checked job, its cost bound
 - `stream`        the events of a job, each token once; `result` puts them together
 - `reader`        one connection reads for some hundred streams; `probe` looks after silent ones
-- `workers`       the workers' reports
+- `workers`       the workers' reports; `admin` what operators do with a queue
+- `partitions`    how many parts a queue has, and which one a job goes to
 - `server`        connections, time-outs, retries, errors translated
 """
 
+from inferq.producer.admin import QueueAdmin
 from inferq.producer.async_client import AsyncClient, AsyncJobHandle
 from inferq.producer.client import Client, JobHandle, JobStream
 from inferq.producer.request import ChatInput, PromptInput
@@ -28,6 +30,7 @@ __all__ = [
     "JobResult",
     "JobStream",
     "PromptInput",
+    "QueueAdmin",
     "StreamEvent",
     "TokenStream",
     "WorkerInfo",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
+from inferq.producer.partitions import choose_partition, to_num_partitions
 from inferq.producer.probe import Probe
 from inferq.producer.reader import ReaderPool
 from inferq.producer.request import (
@@ -25,7 +27,7 @@ from inferq.producer.result import JobResult, collect
 from inferq.producer.server import RedisServer
 from inferq.producer.stream import TokenStream
 from inferq.producer.subscription import Subscription
-from inferq.producer.workers import WorkerInfo
+from inferq.producer.workers import WorkerInfo, read_workers
 from inferq.protocol.errors import InferqError, InvalidRequestError, JobNotFound
 from inferq.protocol.keys import Lane, QueueKeys, partition_of
 from inferq.protocol.params import SamplingParams
@@ -53,7 +55,10 @@ class AsyncClient:
     - `url`: `redis://`, `rediss://` (TLS) or `unix://`, with user and password where the server
       wants them; None takes `$INFERQ_REDIS_URL`, or the local server.
     - `queue`: name of the queue; None takes `$INFERQ_QUEUE`, or `default`.
-    - `queue_limit`: most jobs in the queue before `submit` raises `QueueFull`; None takes
+    - `partitions`: into how many parts the queue is split, each served by workers of its own and
+      living in one Redis Cluster slot; None takes `$INFERQ_PARTITIONS`, or 1. All producers of a
+      queue must say the same, or an idempotency key may not find its job.
+    - `queue_limit`: most jobs in a partition before `submit` raises `QueueFull`; None takes
       `$INFERQ_QUEUE_LIMIT`, or 100 000.
     - `retention_s`: how long a finished job's events can be read, in seconds.
     - `timeout_s`: longest time for one command, with its retries, in seconds.
@@ -67,6 +72,7 @@ class AsyncClient:
         url: str | None = None,
         queue: str | None = None,
         *,
+        partitions: int | None = None,
         queue_limit: int | None = None,
         retention_s: float = DEFAULT_RETENTION_S,
         timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -84,6 +90,7 @@ class AsyncClient:
             self._server, reconnect_s=check_seconds("reconnect_s", reconnect_s)
         )
         self._scripts: dict[int, QueueScripts] = {}
+        self._num_partitions = to_num_partitions(partitions)
         self._queue_limit = _to_queue_limit(queue_limit)
         self._retention_ms = int(check_seconds("retention_s", retention_s) * 1000)
         self._is_closed = False
@@ -122,16 +129,17 @@ class AsyncClient:
         Raises `InvalidRequestError`, `QueueFull`, `IdempotencyConflict` or `ServerLost`. A lost
         reply is retried and never makes a second job.
         """
+        check_idempotency_key(idempotency_key)
         job, digest = make_job(
             to_prompt(prompt, messages),
             params,
             model=model,
             metadata=metadata,
             cache_salt=cache_salt,
+            partition=choose_partition(self._num_partitions, idempotency_key),
         )
         chosen = to_lane(lane)
         deadline_ms, delay_ms = to_schedule(deadline_s, not_before, delay_s)
-        check_idempotency_key(idempotency_key)
         scripts = self._scripts_of(job.id)
         prompt_tokens, budget = cost_bounds(job)
         enqueued = await self._server.call(
@@ -161,12 +169,10 @@ class AsyncClient:
         await self._server.ping()
 
     async def workers(self) -> list[WorkerInfo]:
-        """Return the last report of every worker of the queue, by name; see `WorkerInfo.age_s`."""
-        scripts = self._partition_scripts(0)
-        reports = await self._server.call(scripts.workers)
-        seconds, microseconds = await self._server.call(self._server.commands.time)
-        now_ms = seconds * 1000 + microseconds // 1000
-        return [WorkerInfo.from_report(n, r, now_ms) for n, r in sorted(reports.items())]
+        """Return the last report of every worker of the queue, by partition and name."""
+        scripts = [self._partition_scripts(p) for p in range(self._num_partitions)]
+        reports = await asyncio.gather(*(read_workers(self._server, each) for each in scripts))
+        return [worker for report in reports for worker in report]
 
     async def cancel(self, job_id: str) -> CancelOutcome:
         """See `AsyncJobHandle.cancel`."""

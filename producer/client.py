@@ -51,6 +51,7 @@ class Client:
         url: str | None = None,
         queue: str | None = None,
         *,
+        partitions: int | None = None,
         queue_limit: int | None = None,
         retention_s: float = DEFAULT_RETENTION_S,
         timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -60,6 +61,7 @@ class Client:
             return AsyncClient(
                 url,
                 queue,
+                partitions=partitions,
                 queue_limit=queue_limit,
                 retention_s=retention_s,
                 timeout_s=timeout_s,

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from inferq.producer.server import RedisServer
+from inferq.protocol.scripts import QueueScripts
+
 #: Seconds without a report after which a worker counts as gone; by default it reports every 5.
 ALIVE_S: Final = 30.0
 
@@ -20,6 +23,7 @@ class WorkerInfo:
     """
 
     name: str
+    partition: int
     model: str
     version: str
     age_s: float
@@ -42,7 +46,9 @@ class WorkerInfo:
         return self.age_s <= ALIVE_S
 
     @classmethod
-    def from_report(cls, name: str, report: Mapping[str, Any], now_ms: int) -> WorkerInfo:
+    def from_report(
+        cls, name: str, partition: int, report: Mapping[str, Any], now_ms: int
+    ) -> WorkerInfo:
         """Build from a report; what an older worker does not tell is 0."""
 
         def count(key: str) -> int:
@@ -51,6 +57,7 @@ class WorkerInfo:
 
         return cls(
             name=name,
+            partition=partition,
             model=str(report.get("model", "")),
             version=str(report.get("version", "")),
             age_s=max(0, now_ms - count("t")) / 1000,
@@ -67,3 +74,12 @@ class WorkerInfo:
             prefix_query_tokens=count("prefix_queries"),
             prefix_hit_tokens=count("prefix_hits"),
         )
+
+
+async def read_workers(server: RedisServer, scripts: QueueScripts) -> list[WorkerInfo]:
+    """Return the last report of every worker of one partition, by name."""
+    reports = await server.call(scripts.workers)
+    seconds, microseconds = await server.call(server.commands.time)
+    now_ms = seconds * 1000 + microseconds // 1000
+    partition = scripts.keys.partition
+    return [WorkerInfo.from_report(n, partition, r, now_ms) for n, r in sorted(reports.items())]

@@ -102,6 +102,10 @@ class QueueKeys:
         """Hash: worker name to its last heartbeat."""
         return f"{self.prefix}workers"
 
+    def drain(self, worker: str) -> str:
+        """String: somebody asks this worker to drain; expires."""
+        return f"{self.prefix}drain:{worker}"
+
     def wake(self, reader: str) -> str:
         """Stream: one entry, which wakes a reader that blocks on it; written by its own client."""
         return f"{self.prefix}wake:{reader}"

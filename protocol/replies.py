@@ -272,6 +272,11 @@ class DeadLetter:
     prompt_tokens: int
     budget: int | None
 
+    @property
+    def can_be_redriven(self) -> bool:
+        """Whether it is a job: one that crashed its workers, not bytes that nobody could read."""
+        return self.kind is DeadLetterKind.CRASHED
+
     @classmethod
     def from_fields(cls, entry_id: str, fields: Mapping[bytes, bytes]) -> DeadLetter:
         """Build from an entry of the dead-letter stream."""
@@ -298,3 +303,79 @@ class Swept:
     consumers_removed: int
     jobs_put_back: int
     entries_removed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The answer to a worker's heartbeat: the server's time, and whether the worker shall drain."""
+
+    now_ms: int
+    drain: bool
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> Registered:
+        """Build from the script's reply."""
+        now_ms, drain = row
+        return cls(now_ms, bool(drain))
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOverview:
+    """One lane: entries that no worker took yet, and those delivered to one and not ended.
+
+    Cancelled and expired jobs count as `waiting` until a claim comes to them. `oldest_ms` is how
+    long the first of the waiting has waited; None where there is none.
+    """
+
+    waiting: int
+    taken: int
+    oldest_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOverview:
+    """What a queue, or one partition of it, holds.
+
+    `load` counts jobs and outstanding tokens, `left_behind` those of its queued jobs that a worker
+    gave back or lost and nobody has taken over yet.
+    """
+
+    time_ms: int
+    lanes: Mapping[Lane, LaneOverview]
+    load: Load
+    left_behind: int
+    dead_letters: int
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> QueueOverview:
+        """Build from the script's reply."""
+        now_ms, lanes, *counters, left_behind, dead_letters = row
+        return cls(
+            time_ms=now_ms,
+            lanes={
+                lane: LaneOverview(waiting, taken, None if oldest < 0 else oldest)
+                for lane, (waiting, taken, oldest) in zip(Lane, lanes, strict=True)
+            },
+            load=Load(*counters),
+            left_behind=left_behind,
+            dead_letters=dead_letters,
+        )
+
+    def joined(self, other: QueueOverview) -> QueueOverview:
+        """Return what this and another partition hold together."""
+        return QueueOverview(
+            time_ms=max(self.time_ms, other.time_ms),
+            lanes={lane: _joined(mine, other.lanes[lane]) for lane, mine in self.lanes.items()},
+            load=Load(
+                *(getattr(self.load, name) + getattr(other.load, name) for name in Load.__slots__)
+            ),
+            left_behind=self.left_behind + other.left_behind,
+            dead_letters=self.dead_letters + other.dead_letters,
+        )
+
+
+def _joined(mine: LaneOverview, other: LaneOverview) -> LaneOverview:
+    waits = [wait for wait in (mine.oldest_ms, other.oldest_ms) if wait is not None]
+    return LaneOverview(
+        mine.waiting + other.waiting, mine.taken + other.taken, max(waits, default=None)
+    )

@@ -24,7 +24,6 @@ from inferq.protocol.replies import (
     ClaimedJob,
     ClaimReply,
     DeadLetter,
-    DeadLetterKind,
     Enqueued,
     ExpireOutcome,
     ExpireReply,
@@ -32,6 +31,8 @@ from inferq.protocol.replies import (
     Load,
     PublishItem,
     PublishReply,
+    QueueOverview,
+    Registered,
     Swept,
 )
 
@@ -43,6 +44,8 @@ MAX_WAIT_MS: Final = 2**40
 MAX_KEY_BYTES: Final = 256
 #: Longest retention, in ms: ten years.
 MAX_RETENTION_MS: Final = 10 * 365 * 86_400_000
+#: How long, in ms, a wish to drain a worker stands.
+DRAIN_MARK_MS: Final = 600_000
 #: How long, in ms, smaller jobs may pass one that does not fit; a worker's setting.
 STARVE_MS: Final = 2_000
 
@@ -307,13 +310,25 @@ class QueueScripts:
         values = await self._read(self._redis.hmget(self.keys.load, names))
         return Load(**{name: int(value or 0) for name, value in zip(names, values, strict=True)})
 
-    async def register(self, worker: str, info: Mapping[str, str | int]) -> int:
-        """Record a worker's heartbeat; return the server's time in ms."""
-        return int(await self._call("register", worker, msgpack.packb(dict(info))))
+    async def overview(self) -> QueueOverview:
+        """Return what the queue holds, all of one moment."""
+        return QueueOverview.from_row(await self._call("overview"))
+
+    async def register(self, worker: str, info: Mapping[str, str | int]) -> Registered:
+        """Record a worker's heartbeat, and learn whether somebody asked it to drain."""
+        return Registered.from_row(await self._call("register", worker, msgpack.packb(dict(info))))
 
     async def unregister(self, worker: str) -> None:
-        """Remove a worker's heartbeat: it has ended in order."""
+        """Remove a worker's heartbeat, and the wish to drain it: it has ended in order."""
         await self._read(self._redis.hdel(self.keys.workers, worker))
+        await self._read(self._redis.delete(self.keys.drain(worker)))
+
+    async def drain(self, worker: str, *, stands_ms: int = DRAIN_MARK_MS) -> bool:
+        """Ask a worker to drain and end, at its next heartbeat; false if there is no such worker.
+
+        The wish is forgotten after `stands_ms`, so that it cannot meet a later worker of that name.
+        """
+        return bool(await self._call("drain", worker, stands_ms))
 
     async def workers(self) -> dict[str, dict[str, Any]]:
         """Return each worker's last heartbeat; `t` in it is the server's time in ms."""
@@ -330,26 +345,43 @@ class QueueScripts:
         rows = await self._read(self._redis.xrange(self.keys.dead, min=start, count=count))
         return [DeadLetter.from_fields(entry.decode(), fields) for entry, fields in rows]
 
-    async def redrive(self, entry_id: str) -> str:
-        """Submit a crashed job anew and return its new id; its dead letter is removed.
-
-        A job id is never used twice: the old one keeps its terminal error. Raises
-        `InvalidRequestError` if there is no such dead letter, or it is an undecodable one.
-        """
+    async def dead_letter(self, entry_id: str) -> DeadLetter:
+        """Return one dead letter; raise `InvalidRequestError` if there is none of this id."""
         _check_entry_id(entry_id)
         rows = await self._read(self._redis.xrange(self.keys.dead, min=entry_id, max=entry_id))
         if not rows:
             raise InvalidRequestError(f"there is no dead letter {entry_id}", field="entry_id")
-        letter = DeadLetter.from_fields(entry_id, rows[0][1])
-        if letter.kind is not DeadLetterKind.CRASHED:
+        return DeadLetter.from_fields(entry_id, rows[0][1])
+
+    async def drop_dead_letter(self, entry_id: str) -> bool:
+        """Remove a dead letter; false if there is none of this id."""
+        _check_entry_id(entry_id)
+        return bool(await self._read(self._redis.xdel(self.keys.dead, entry_id)))
+
+    async def redrive(self, entry_id: str, *, job_id: str | None = None) -> str:
+        """Submit a crashed job anew and return its new id; its dead letter is removed.
+
+        A job id is never used twice: the old one keeps its terminal error. Called again after a
+        lost reply with the same new `job_id`, it finds what it did. Raises `InvalidRequestError` if
+        there is no such dead letter, or it is an undecodable one.
+        """
+        new_id = job_id or new_job_id(self.keys.partition)
+        self._check_partition(new_id)
+        try:
+            letter = await self.dead_letter(entry_id)
+        except InvalidRequestError:
+            if job_id is not None and await self.status(job_id) is not None:
+                return job_id
+            raise
+        if not letter.can_be_redriven:
             raise InvalidRequestError("an undecodable job cannot be redriven", field="entry_id")
-        job = replace(Job.decode(letter.payload), id=new_job_id(self.keys.partition))
+        job = replace(Job.decode(letter.payload), id=new_id)
         digest = content_digest(job.prompt, job.params, job.model, job.metadata)
         cost = _cost(letter.prompt_tokens, letter.budget)
         status = await self._call("redrive", entry_id, job.id, job.encode(), digest, cost)
         if status == b"unknown":
             raise InvalidRequestError(f"there is no dead letter {entry_id}", field="entry_id")
-        return job.id
+        return new_id
 
     def _check_partition(self, job_id: str) -> None:
         if partition_of(job_id) != self.keys.partition:

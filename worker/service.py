@@ -46,8 +46,9 @@ HAND_OVER_S: Final = 5.0
 class WorkerService:
     """Serves one queue partition with one engine until a signal, or the engine's end, stops it."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, engine: EngineClient | None = None) -> None:
         self._settings = settings
+        self._engine = engine or EngineClient()
         self._keys = QueueKeys(settings.queue, settings.partition)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -61,7 +62,7 @@ class WorkerService:
         """
         client = connect(self._settings.redis_url.get_secret_value())
         scripts = QueueScripts(client, self._keys)
-        engine = EngineClient()
+        engine = self._engine
         try:
             await scripts.load()  # says now whether Redis is there and lets us in
             with self._signals():
@@ -199,7 +200,7 @@ class _Session:
         parts = [
             asyncio.create_task(self._publisher.run(), name="publisher"),
             asyncio.create_task(self._leases.run(), name="leases"),
-            asyncio.create_task(self._report(), name="report"),
+            asyncio.create_task(self._report(stop), name="report"),
             asyncio.create_task(self._watch(), name="watchdog"),
         ]
         stopped = asyncio.create_task(stop.wait())
@@ -273,13 +274,19 @@ class _Session:
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         await _cancel(waits)
 
-    async def _report(self) -> None:
-        """Tell the queue what this worker has, and now and then sweep up after others."""
+    async def _report(self, stop: asyncio.Event) -> None:
+        """Tell the queue what this worker has, and now and then sweep up after others.
+
+        Sets `stop` when the queue says that the worker shall drain.
+        """
         settings = self._settings
         swept_at = time.monotonic()
         while True:
             try:
-                await self._scripts.register(settings.worker_name, self._state())
+                reply = await self._scripts.register(settings.worker_name, self._state())
+                if reply.drain and not stop.is_set():
+                    logger.info("asked to drain")
+                    stop.set()
                 if time.monotonic() > swept_at + SWEEP_INTERVAL_S:
                     swept_at = time.monotonic()
                     swept = await self._scripts.sweep(gone_ms=GONE_AFTER_MS)

@@ -93,7 +93,7 @@ def _wait(
 
 
 def _client(arguments: argparse.Namespace) -> Client:
-    return Client(arguments.redis_url, arguments.queue)
+    return Client(arguments.redis_url, arguments.queue, partitions=arguments.partitions)
 
 
 def _metadata(pairs: list[str]) -> dict[str, str]:

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final, Protocol
+from typing import Final
 
-from inferq.cli import jobs, model_import
+from inferq.cli import jobs, model_import, operations
 from inferq.cli.exit_codes import HELP as EXIT_CODES
 from inferq.cli.extras import load_extra
+from inferq.cli.flags import Commands, add_command, add_json_flag, add_server_flags
 from inferq.cli.sampling_flags import add_sampling_flags
-from inferq.producer.async_client import (
-    DEFAULT_QUEUE,
-    DEFAULT_RESULT_TIMEOUT_S,
-    DEFAULT_URL,
-)
+from inferq.producer.async_client import DEFAULT_RESULT_TIMEOUT_S
 from inferq.protocol.keys import Lane
 from inferq.version import __version__
-
-
-class Commands(Protocol):
-    """What `add_subparsers` returns, whose own type is private to argparse."""
-
-    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
-        """Add one command."""
-
 
 _MAIN_EXAMPLES: Final = """\
 Examples:
@@ -103,13 +92,14 @@ def build_parser() -> argparse.ArgumentParser:
     _add_cancel(commands)
     _add_model(commands)
     _add_demo(commands)
+    operations.add_commands(commands)
     # reads its own flags: `main` hands over to it before it parses
     commands.add_parser("worker", help="serve a model: take jobs, stream their tokens back")
     return parser
 
 
 def _add_submit(commands: Commands) -> None:
-    parser = _add_command(
+    parser = add_command(
         commands, "submit", "put a job into the queue and print its answer", _SUBMIT_EXAMPLES
     )
     parser.add_argument("prompt", metavar="PROMPT", help="text; - reads it from standard input")
@@ -143,13 +133,13 @@ def _add_submit(commands: Commands) -> None:
         "--no-wait", dest="wait", action="store_false", help="print the job's id and leave"
     )
     _add_output_flags(parser)
-    _add_server_flags(parser)
+    add_server_flags(parser)
     add_sampling_flags(parser)
     parser.set_defaults(run=jobs.submit)
 
 
 def _add_result(commands: Commands) -> None:
-    parser = _add_command(
+    parser = add_command(
         commands, "result", "wait for the answer of a job submitted before", _RESULT_EXAMPLES
     )
     _add_job_id(parser)
@@ -161,23 +151,23 @@ def _add_result(commands: Commands) -> None:
         help="skip the first N tokens; implies --stream",
     )
     _add_output_flags(parser)
-    _add_server_flags(parser)
+    add_server_flags(parser)
     parser.set_defaults(run=jobs.result)
 
 
 def _add_status(commands: Commands) -> None:
-    parser = _add_command(commands, "status", "say where a job stands", _STATUS_EXAMPLES)
+    parser = add_command(commands, "status", "say where a job stands", _STATUS_EXAMPLES)
     _add_job_id(parser)
-    _add_json_flag(parser)
-    _add_server_flags(parser)
+    add_json_flag(parser)
+    add_server_flags(parser)
     parser.set_defaults(run=jobs.status)
 
 
 def _add_cancel(commands: Commands) -> None:
-    parser = _add_command(commands, "cancel", "end a job", _CANCEL_EXAMPLES)
+    parser = add_command(commands, "cancel", "end a job", _CANCEL_EXAMPLES)
     _add_job_id(parser)
-    _add_json_flag(parser)
-    _add_server_flags(parser)
+    add_json_flag(parser)
+    add_server_flags(parser)
     parser.set_defaults(run=jobs.cancel)
 
 
@@ -186,7 +176,7 @@ def _add_model(commands: Commands) -> None:
         "model", help="bring a model into the form that workers read", allow_abbrev=False
     )
     inner = actions.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    parser = _add_command(
+    parser = add_command(
         inner, "import", "make a Hugging Face folder of a GGUF file", _IMPORT_EXAMPLES
     )
     parser.add_argument(
@@ -199,7 +189,7 @@ def _add_model(commands: Commands) -> None:
 
 
 def _add_demo(commands: Commands) -> None:
-    parser = _add_command(
+    parser = add_command(
         commands, "demo", "send one prompt through a queue and a worker of its own", _DEMO_EXAMPLES
     )
     parser.add_argument(
@@ -213,26 +203,13 @@ def _run_demo(arguments: argparse.Namespace) -> int:
     return int(demo.run_demo(arguments.prompt))
 
 
-def _add_command(
-    commands: Commands, name: str, summary: str, examples: str
-) -> argparse.ArgumentParser:
-    return commands.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=f"{examples}\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-
 def _add_job_id(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job_id", metavar="ID", help="what `inferq submit --no-wait` printed")
 
 
 def _add_output_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream", action="store_true", help="print tokens as they come")
-    _add_json_flag(parser)
+    add_json_flag(parser)
     parser.add_argument(
         "--timeout",
         type=float,
@@ -240,23 +217,4 @@ def _add_output_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="longest wait: for the answer, or with --stream for the next token "
         "(default: %(default)g)",
-    )
-
-
-def _add_json_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON objects, one a line")
-
-
-def _add_server_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server")
-    group.add_argument(
-        "--redis-url",
-        metavar="URL",
-        help="redis://[user:password@]host[:port][/database], or rediss:// for TLS "
-        f"(default: $INFERQ_REDIS_URL, else {DEFAULT_URL})",
-    )
-    group.add_argument(
-        "--queue",
-        metavar="NAME",
-        help=f"queue of the model (default: $INFERQ_QUEUE, else {DEFAULT_QUEUE})",
     )

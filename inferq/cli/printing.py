@@ -81,6 +81,15 @@ def print_fields(record: Any) -> None:
             print(f"{name}: {value}")
 
 
+def print_table(rows: Sequence[Sequence[object]]) -> None:
+    """Print rows of cells in columns as wide as their widest cell; the first row names them."""
+    texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print(line.rstrip())
+
+
 def print_json(record: Any) -> None:
     """Print one JSON object on one line."""
     print(json.dumps(_plain(record), ensure_ascii=False), flush=True)

@@ -2,8 +2,8 @@
 --
 -- KEYS   1 load   2 leases   3 delayed   4 dead   5 workers
 --        6 jobs:high   7 jobs:normal   8 jobs:low
---        Keys of single jobs are built from the prefix of these; its hash tag puts all of them in
---        one Cluster slot.
+--        Keys of single jobs and workers are built from the prefix of these; its hash tag puts all
+--        of them in one Cluster slot.
 -- Times  milliseconds by the server's clock, the only one.
 
 local LOAD, LEASES, DELAYED, DEAD, WORKERS = unpack(KEYS, 1, 5)
@@ -23,6 +23,7 @@ local NOW = clock()
 
 local function job_key(id) return PREFIX .. 'job:' .. id end
 local function out_key(id) return PREFIX .. 'out:' .. id end
+local function drain_key(worker) return PREFIX .. 'drain:' .. worker end
 
 local function is_job_id(id)
   local unique = string.match(id, '^([0-9a-f]+)%-%d%d?%d?%d?$')

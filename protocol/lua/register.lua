@@ -1,12 +1,12 @@
--- Record a worker's heartbeat: what it is and how full it is.
+-- Record a worker's heartbeat: what it is and how full it is; tell it whether it shall drain.
 --
 -- KEYS   as in prelude.lua
 -- ARGV   1 worker   2 msgpack map
--- Reply  the server's time in ms, which is added to the map as `t`
+-- Reply  {the server's time in ms, which is added to the map as `t`, 1 if it shall drain}
 -- O(size of the map).
 
 proceed_when_memory_is_full()
 local info = cmsgpack.unpack(ARGV[2])
 info.t = NOW
 redis.call('HSET', WORKERS, ARGV[1], cmsgpack.pack(info))
-return NOW
+return { NOW, redis.call('EXISTS', drain_key(ARGV[1])) }

@@ -13,9 +13,10 @@ from inferq.protocol.replies import JobState, Load
 
 
 async def test_a_heartbeat_is_kept_with_the_servers_time(q: Any) -> None:
-    now = await q.scripts.register("pod-1", {"model": "größe", "blocks_free": 2**33})
+    reply = await q.scripts.register("pod-1", {"model": "größe", "blocks_free": 2**33})
+    assert not reply.drain
     assert await q.scripts.workers() == {
-        "pod-1": {"model": "größe", "blocks_free": 2**33, "t": now}
+        "pod-1": {"model": "größe", "blocks_free": 2**33, "t": reply.now_ms}
     }
 
 

@@ -1,0 +1,57 @@
+"""What several commands of `inferq` have in common: their form, and the flags they share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Protocol
+
+from inferq.cli.exit_codes import HELP as EXIT_CODES
+from inferq.producer.async_client import DEFAULT_QUEUE, DEFAULT_URL
+
+
+class Commands(Protocol):
+    """What `add_subparsers` returns, whose own type is private to argparse."""
+
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
+        """Add one command."""
+
+
+def add_command(
+    commands: Commands, name: str, summary: str, examples: str
+) -> argparse.ArgumentParser:
+    """Add a command with its one-line summary, examples, and the meaning of its exit codes."""
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"{examples}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="print JSON objects, one a line")
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which server and which queue."""
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--redis-url",
+        metavar="URL",
+        help="redis://[user:password@]host[:port][/database], or rediss:// for TLS "
+        f"(default: $INFERQ_REDIS_URL, else {DEFAULT_URL})",
+    )
+    group.add_argument(
+        "--queue",
+        metavar="NAME",
+        help=f"queue of the model (default: $INFERQ_QUEUE, else {DEFAULT_QUEUE})",
+    )
+    group.add_argument(
+        "--partitions",
+        type=int,
+        metavar="N",
+        help="into how many partitions the queue is split (default: $INFERQ_PARTITIONS, else 1)",
+    )

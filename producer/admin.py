@@ -1,0 +1,135 @@
+"""What operators do with a queue: look at it, drain workers, deal with dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from types import TracebackType
+from typing import Final, Self
+
+from inferq.producer.async_client import DEFAULT_QUEUE, DEFAULT_TIMEOUT_S, DEFAULT_URL
+from inferq.producer.partitions import to_num_partitions
+from inferq.producer.request import check_seconds
+from inferq.producer.server import RedisServer
+from inferq.producer.workers import WorkerInfo, read_workers
+from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.keys import QueueKeys, new_job_id
+from inferq.protocol.replies import DeadLetter, QueueOverview
+from inferq.protocol.scripts import QueueScripts
+
+#: Most dead letters read in one call.
+LETTERS_AT_ONCE: Final = 100
+
+
+class QueueAdmin:
+    """An operator's view of one queue with all its partitions; for one event loop.
+
+    - `url`, `queue`, `partitions`: as for `AsyncClient`.
+    - `timeout_s`: longest time for one command, with its retries, in seconds.
+
+    Every method raises `ServerLost` when the server cannot be reached or refuses us.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        queue: str | None = None,
+        *,
+        partitions: int | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self.queue = queue or os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE
+        self.num_partitions = to_num_partitions(partitions)
+        self._server = RedisServer(
+            url or os.environ.get("INFERQ_REDIS_URL") or DEFAULT_URL,
+            timeout_s=check_seconds("timeout_s", timeout_s),
+        )
+        self._scripts = [
+            QueueScripts(self._server.commands, QueueKeys(self.queue, partition))
+            for partition in range(self.num_partitions)
+        ]
+
+    async def overview(self) -> QueueOverview:
+        """Return what the queue holds, its partitions together."""
+        parts = await asyncio.gather(
+            *(self._server.call(scripts.overview) for scripts in self._scripts)
+        )
+        return functools.reduce(QueueOverview.joined, parts)
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the last report of every worker, by partition and name."""
+        reports = await asyncio.gather(
+            *(read_workers(self._server, scripts) for scripts in self._scripts)
+        )
+        return [worker for report in reports for worker in report]
+
+    async def drain(self, worker: str) -> None:
+        """Ask a worker to drain and end, as SIGTERM does; it learns of it at its next report.
+
+        Raises `InvalidRequestError` if no partition knows a worker of this name.
+        """
+        asked = [
+            await self._server.call(functools.partial(scripts.drain, worker))
+            for scripts in self._scripts
+        ]
+        if not any(asked):
+            raise InvalidRequestError(
+                f"queue {self.queue!r} has no worker {worker!r}", field="worker"
+            )
+
+    async def dead_letters(self, partition: int = 0) -> list[DeadLetter]:
+        """Return all dead letters of a partition, oldest first."""
+        scripts = self._partition(partition)
+        letters: list[DeadLetter] = []
+        while True:
+            after = letters[-1].entry_id if letters else "-"
+            more = await self._server.call(
+                functools.partial(scripts.dead_letters, after=after, count=LETTERS_AT_ONCE)
+            )
+            letters += more
+            if len(more) < LETTERS_AT_ONCE:
+                return letters
+
+    async def dead_letter(self, entry_id: str, partition: int = 0) -> DeadLetter:
+        """Return one dead letter; raise `InvalidRequestError` if there is none of this id."""
+        scripts = self._partition(partition)
+        return await self._server.call(lambda: scripts.dead_letter(entry_id))
+
+    async def redrive(self, entry_id: str, partition: int = 0) -> str:
+        """Submit a crashed job anew, with its count of crashes at 0; return its new id.
+
+        Raises `InvalidRequestError` if there is no such dead letter, or it is an undecodable one.
+        """
+        scripts = self._partition(partition)
+        job_id = new_job_id(partition)  # the same in every retry
+        return await self._server.call(lambda: scripts.redrive(entry_id, job_id=job_id))
+
+    async def drop(self, entry_id: str, partition: int = 0) -> None:
+        """Remove a dead letter for good; one that is gone already is no error."""
+        scripts = self._partition(partition)
+        await self._server.call(lambda: scripts.drop_dead_letter(entry_id))
+
+    def _partition(self, partition: int) -> QueueScripts:
+        if not 0 <= partition < self.num_partitions:
+            raise InvalidRequestError(
+                f"{partition} is not in [0, {self.num_partitions})",
+                field="partition",
+                limit=self.num_partitions,
+            )
+        return self._scripts[partition]
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._server.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
