@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import logging
 import math
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from inferq.kernels.attention import attention_ops
-from inferq.protocol.errors import ErrorCode, ErrorInfo, ModelError
+from inferq.protocol.errors import ModelError
 from inferq.protocol.messages import TokenLogprob
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.logits_editor import LogitsEditor, PendingEdits
 from inferq.worker.engine.logprobs import ROWS_AT_ONCE, token_logprobs
-from inferq.worker.engine.plan import RunnerSpeeds, SequenceResult, StepPlan
-from inferq.worker.engine.runner_errors import FailedRequestsError, NonFiniteLogitsError
-from inferq.worker.engine.sampler import Sampler, Samples, Unusable
+from inferq.worker.engine.plan import RunnerSpeeds, SequenceResult, StepHandle, StepPlan
+from inferq.worker.engine.runner_errors import NonFiniteLogitsError
+from inferq.worker.engine.sampler import Sampler, Sampling
 from inferq.worker.engine.sequence import Sequence
 from inferq.worker.model.asked import PromptRows
 from inferq.worker.model.block_moves import BlockMover
@@ -37,18 +38,40 @@ from inferq.worker.model.vocabulary import ModelVocabulary, tokenizer_vocab_size
 
 _log = logging.getLogger(__name__)
 
-_REASONS: Final = {
-    Unusable.NOT_FINITE: ErrorInfo(ErrorCode.INTERNAL, "the model's logits are not finite"),
-    Unusable.DEAD_END: ErrorInfo(
-        ErrorCode.INVALID_REQUEST,
-        "no token may follow the output so far: allowed_token_ids, structured_outputs, bad_words "
-        "and min_tokens leave none",
-    ),
-}
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step whose work the device has been given."""
+
+    plan: StepPlan
+    step: StepInputs | None
+    sampling: Sampling | None = None
+    prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+
+    def results(self) -> list[SequenceResult]:
+        """Wait for the sampled tokens; return one result for each scheduled sequence."""
+        if self.step is None:
+            return []
+        samples = None if self.sampling is None else self.sampling.finish()
+        return step_results(self.plan, self.step, samples, self.prompt_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStep:
+    """A step that a thread computes."""
+
+    future: Future[list[SequenceResult]]
+
+    def results(self) -> list[SequenceResult]:
+        """Wait for the thread."""
+        return self.future.result()
 
 
 class DecoderRunner:
-    """A decoder, its KV cache and its sampler, on one device; for one thread."""
+    """A decoder, its KV cache and its sampler, on one device; for one thread.
+
+    A GPU works beside the host by itself; on the CPU, launched steps are computed by a thread.
+    """
 
     def __init__(
         self,
@@ -60,6 +83,7 @@ class DecoderRunner:
         folder: Path,
         max_model_len: int,
         vocab_size: int,
+        launches_ahead: bool = False,
     ) -> None:
         self.config = decoder.config
         #: Where the model was read from; its tokenizer lies there too.
@@ -76,6 +100,13 @@ class DecoderRunner:
         self._block_size = config.block_size
         self._max_num_tokens = config.max_num_batched_tokens
         self._mover = BlockMover(kv_cache, swap_space)
+        #: Whether steps should be launched before the one ahead of them is collected.
+        self.launches_ahead = launches_ahead
+        self._thread = None
+        if launches_ahead and kv_cache.device.type == "cpu":
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
+        #: The tokens that the latest step sampled, on the device.
+        self._sampled = torch.zeros(0, dtype=torch.int64, device=kv_cache.device)
         self._sampler = Sampler(vocab_size)
         self._editor = LogitsEditor(ModelVocabulary(folder), vocab_size, self.eos_token_ids)
         self._inputs = StepInputBuilder(
@@ -87,31 +118,52 @@ class DecoderRunner:
             device=kv_cache.device,
         )
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> list[SequenceResult]:
         """Move blocks, compute the plan's tokens and sample.
 
         Raises `FailedRequestsError` for requests that cannot go on; the blocks are moved then.
         """
+        return self._begin(plan, self._build(plan)).results()
+
+    def launch(self, plan: StepPlan) -> StepHandle:
+        """Begin what `execute` does; errors come now or with the results.
+
+        Sequences of which `Engine` must know the results first may be read until then.
+        """
+        step = self._build(plan)
+        if self._thread is None:
+            return self._begin(plan, step)
+        return ThreadStep(self._thread.submit(lambda: self._begin(plan, step).results()))
+
+    def _build(self, plan: StepPlan) -> StepInputs | None:
+        if plan.scheduled:
+            return self._inputs.build(plan)
+        self._inputs.forget()
+        return None
+
+    @torch.inference_mode()
+    def _begin(self, plan: StepPlan, step: StepInputs | None) -> LaunchedStep:
         self._mover.start(plan)
-        if not plan.scheduled:
-            self._inputs.forget()
+        if step is None:
             self._mover.finish(plan)
-            return []
-        step = self._inputs.build(plan)
+            return LaunchedStep(plan, None)
         edits = self._start_edits(step)
         self._mover.finish(plan)
+        if step.unknown is not None:
+            known = self._sampled[step.unknown.sources]
+            step.token_ids.index_copy_(0, step.unknown.rows, known)
         hidden = self._decoder.hidden(
             step.token_ids, step.positions, step.batch, self._kv_cache, step.rows
         )
-        samples = None
+        sampling = None
         if step.sampled:
-            samples = self._sample(step, hidden[: len(step.sampled)], edits)
+            sampling = self._sample(step, hidden[: len(step.sampled)], edits)
+            self._sampled = sampling.tokens
         prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         if step.asks is not None and step.asks.prompt is not None:
             rows = hidden[len(step.sampled) :]
             prompt_logprobs = self._prompt_logprobs(plan, step.asks.prompt, rows)
-        return step_results(plan, step, samples, prompt_logprobs)
+        return LaunchedStep(plan, step, sampling, prompt_logprobs)
 
     def measure(self) -> RunnerSpeeds:
         """Measure what preemption costs by either means; before the first step only."""
@@ -132,18 +184,10 @@ class DecoderRunner:
             return None
         return self._editor.start(editing, step.too_early)
 
-    def _sample(self, step: StepInputs, hidden: Tensor, pending: PendingEdits | None) -> Samples:
+    def _sample(self, step: StepInputs, hidden: Tensor, pending: PendingEdits | None) -> Sampling:
         logits = self._decoder.logits(hidden)
         edits = None if pending is None else pending.finish()
-        samples = self._sampler.sample(logits, step.sampling, edits)
-        if samples.unusable_rows:
-            raise FailedRequestsError(
-                {
-                    step.sampled[row].request_id: _REASONS[reason]
-                    for row, reason in samples.unusable_rows.items()
-                }
-            )
-        return samples
+        return self._sampler.start(logits, step.sampling, edits)
 
     def _prompt_logprobs(
         self, plan: StepPlan, prompt: PromptRows, hidden: Tensor
@@ -195,17 +239,25 @@ def load_runner(config: EngineConfig, load: WeightLoader = load_weights) -> Deco
         folder=folder,
         max_model_len=max_model_len,
         vocab_size=min(model.vocab_size, tokenizer_vocab_size(folder) or model.vocab_size),
+        launches_ahead=_launches_ahead(config, device),
     )
 
 
+def _launches_ahead(config: EngineConfig, device: torch.device) -> bool:
+    if config.async_scheduling is not None:
+        return config.async_scheduling
+    return device.type == "cuda"
+
+
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    limit = model.max_position_embeddings
+    """Return the option, or the model's positions; rotary embeddings may stretch further."""
+    limit = model.longest_positions
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ModelError(
             f"{config.max_model_len} is more than the model's {limit} positions",
             field="max_model_len",
         )
-    return config.max_model_len or limit
+    return config.max_model_len or model.max_position_embeddings
 
 
 def _device(name: str) -> torch.device:

@@ -1,25 +1,39 @@
 """The decoder: token ids in, logits out, over a packed batch of ragged sequences.
 
 All tokens of a step stand in one matrix [T, hidden_size], whatever sequence they belong to; only
-attention knows the sequences, through the plan that it makes of the step's batch.
+attention knows the sequences, through the plan that it makes of the step's batch. Written for
+Llama; where a family differs, `families.py` says how.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, gelu, relu
 
-from inferq.kernels.activation import silu_and_mul
+from inferq.kernels.activation import gelu_and_mul, silu_and_mul
 from inferq.kernels.attention import AttentionBatch, AttentionOps, AttentionPlan
-from inferq.kernels.norm import add_rms_norm, rms_norm
 from inferq.kernels.rotary import rotary
 from inferq.worker.model.config import ModelConfig
 from inferq.worker.model.linear import Linear
+from inferq.worker.model.norm import Norm
 from inferq.worker.model.rope import RotaryTable
+
+#: From the rows [T, 2 · inner] of gate and up, or [T, inner] of an MLP without a gate.
+_GATED: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "silu": silu_and_mul,
+    "gelu_tanh": gelu_and_mul,
+}
+_PLAIN: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+    "gelu": gelu,
+    "relu": relu,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +43,8 @@ class Step:
     attention: AttentionOps
     plan: AttentionPlan
     kv_cache: Tensor
-    cos: Tensor
-    sin: Tensor
+    #: Cosines and sines of the step's positions, for each of `ModelConfig.ropes`.
+    angles: Sequence[tuple[Tensor, Tensor]]
 
 
 class Attention:
@@ -41,25 +55,23 @@ class Attention:
     ) -> None:
         self.layer = layer
         self.head_dim = config.head_dim
-        self.scale = config.head_dim**-0.5
-        self.window = config.sliding_window
+        self.scale = config.attention_scale
+        self.soft_cap = config.attention_soft_cap
+        self.window, self.rope = config.layers[layer].window, config.layers[layer].rope
         query_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         self.sizes = [query_size, kv_size, kv_size]
         self.qkv = Linear(
-            config.hidden_size,
-            sum(self.sizes),
-            bias=config.attention_bias,
-            dtype=dtype,
-            device=device,
+            config.hidden_size, sum(self.sizes), bias=config.qkv_bias, dtype=dtype, device=device
         )
         self.output = Linear(
-            query_size,
-            config.hidden_size,
-            bias=config.attention_bias,
-            dtype=dtype,
-            device=device,
+            query_size, config.hidden_size, bias=config.output_bias, dtype=dtype, device=device
         )
+        self.query_norm: Norm | None = None
+        self.key_norm: Norm | None = None
+        if config.family.names.query_norm is not None:
+            self.query_norm = Norm(config, config.head_dim, dtype, device)
+            self.key_norm = Norm(config, config.head_dim, dtype, device)
 
     def attend(self, hidden: Tensor, step: Step) -> Tensor:
         """Write this step's keys and values, and attend; returns [T, heads · head_dim]."""
@@ -67,26 +79,44 @@ class Attention:
             part.view(part.shape[0], -1, self.head_dim)
             for part in torch.split(self.qkv(hidden), self.sizes, dim=1)
         )
-        query, key = rotary(query, key, step.cos, step.sin)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = _norm_heads(query, self.query_norm), _norm_heads(key, self.key_norm)
+        if self.rope is not None:
+            query, key = rotary(query, key, *step.angles[self.rope])
         kv_layer = step.kv_cache[:, self.layer]
         step.attention.write_kv(key, value, kv_layer, step.plan)
         attended = step.attention.attend(
-            query, kv_layer, step.plan, scale=self.scale, window=self.window
+            query,
+            kv_layer,
+            step.plan,
+            scale=self.scale,
+            window=self.window,
+            soft_cap=self.soft_cap,
         )
         return attended.flatten(1)
 
 
+def _norm_heads(x: Tensor, norm: Norm) -> Tensor:
+    """Normalise each head of x [T, heads, head_dim] by itself."""
+    return norm(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
 class MLP:
-    """down(silu(gate(x)) · up(x)), with gate and up in one projection."""
+    """output(activation(gate(x)) · up(x)) or, without a gate, output(activation(input(x)))."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         inner, hidden = config.intermediate_size, config.hidden_size
-        self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias, dtype=dtype, device=device)
-        self.down = Linear(inner, hidden, bias=config.mlp_bias, dtype=dtype, device=device)
+        gated = config.family.gated
+        self.activation = (_GATED if gated else _PLAIN)[config.activation]
+        self.sizes = [inner, inner] if gated else [inner]
+        self.input = Linear(
+            hidden, sum(self.sizes), bias=config.mlp_bias, dtype=dtype, device=device
+        )
+        self.output = Linear(inner, hidden, bias=config.mlp_bias, dtype=dtype, device=device)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Transform each row of [T, hidden_size]."""
-        return self.down(silu_and_mul(self.gate_up(hidden)))
+        return self.output(self.activation(self.input(hidden)))
 
 
 class DecoderLayer:
@@ -95,11 +125,20 @@ class DecoderLayer:
     def __init__(
         self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.eps = config.rms_norm_eps
-        self.input_norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        names, hidden = config.family.names, config.hidden_size
+        self.names = names
+        self.transposed = config.family.transposed
+        self.input_norm = Norm(config, hidden, dtype, device)
         self.attention = Attention(config, layer, dtype, device)
-        self.mlp_norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        self.mlp_norm = Norm(config, hidden, dtype, device)
         self.mlp = MLP(config, dtype, device)
+        #: Gemma's norms of what is added to the stream.
+        self.attention_post_norm: Norm | None = None
+        self.mlp_post_norm: Norm | None = None
+        if names.attention_post_norm is not None:
+            self.attention_post_norm = Norm(config, hidden, dtype, device)
+        if names.mlp_post_norm is not None:
+            self.mlp_post_norm = Norm(config, hidden, dtype, device)
 
     def __call__(
         self, delta: Tensor, residual: Tensor | None, step: Step, rows: Tensor | None = None
@@ -110,20 +149,65 @@ class DecoderLayer:
         (all keys are written).
         """
         if residual is None:
-            normed, residual = rms_norm(delta, self.input_norm, self.eps), delta
+            normed, residual = self.input_norm(delta), delta
         else:
-            normed, residual = add_rms_norm(delta, residual, self.input_norm, self.eps)
+            normed, residual = self.input_norm.add(delta, residual)
         attended = self.attention.attend(normed, step)
         if rows is not None:
             residual, attended = residual[rows], attended[rows]
         attended = self.attention.output(attended)
-        normed, residual = add_rms_norm(attended, residual, self.mlp_norm, self.eps)
-        return self.mlp(normed), residual
+        if self.attention_post_norm is not None:
+            attended = self.attention_post_norm(attended)
+        normed, residual = self.mlp_norm.add(attended, residual)
+        delta = self.mlp(normed)
+        if self.mlp_post_norm is not None:
+            delta = self.mlp_post_norm(delta)
+        return delta, residual
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """The layer's matrix products."""
-        return (self.attention.qkv, self.attention.output, self.mlp.gate_up, self.mlp.down)
+        return (self.attention.qkv, self.attention.output, self.mlp.input, self.mlp.output)
+
+    @property
+    def norms(self) -> Iterator[tuple[str | None, Norm | None]]:
+        """The layer's norms, by their names in a checkpoint."""
+        yield self.names.input_norm, self.input_norm
+        yield self.names.query_norm, self.attention.query_norm
+        yield self.names.key_norm, self.attention.key_norm
+        yield self.names.attention_post_norm, self.attention_post_norm
+        yield self.names.mlp_norm, self.mlp_norm
+        yield self.names.mlp_post_norm, self.mlp_post_norm
+
+    def targets(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield each of a layer's tensors and the (part of a) parameter that it fills."""
+        for name, norm in self.norms:
+            if name is not None and norm is not None:
+                yield from norm.targets(name)
+        attention, mlp = self.attention, self.mlp
+        yield from self._parts(attention.qkv, self.names.qkv, attention.sizes)
+        yield from self._parts(attention.output, (self.names.attention_output,))
+        yield from self._parts(mlp.input, self.names.mlp_input, mlp.sizes)
+        yield from self._parts(mlp.output, (self.names.mlp_output,))
+
+    def _parts(
+        self, linear: Linear, names: tuple[str, ...], sizes: Sequence[int] = ()
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the checkpoint's projections that stand one below the other in a fused one."""
+        sizes = sizes if len(names) > 1 else [linear.weight.shape[0]]
+        for name, weight in zip(names, torch.split(linear.weight, list(sizes)), strict=True):
+            yield f"{name}.weight", weight.T if self.transposed else weight
+        if linear.bias is not None:
+            for name, bias in zip(names, torch.split(linear.bias, list(sizes)), strict=True):
+                yield f"{name}.bias", bias
+
+    def pack(self) -> None:
+        """Fix the weights' layout after loading."""
+        for linear in self.linears:
+            linear.pack()
+        for _, norm in self.norms:
+            if norm is not None:
+                norm.pack()
 
 
 class Decoder:
@@ -143,16 +227,27 @@ class Decoder:
         self.embedding = torch.empty(
             config.vocab_size, config.hidden_size, dtype=dtype, device=device
         )
+        #: What embeddings are multiplied with, rounded to their dtype as it was in training.
+        self._embedding_scale: float | None = None
+        if config.family.scales_embeddings:
+            self._embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=dtype).item()
+        #: The table of learned positions, with unused rows before that of position 0.
+        self._positions: Tensor | None = None
+        if config.family.position_offset is not None:
+            rows = config.max_position_embeddings + config.family.position_offset
+            self._positions = torch.empty(rows, config.hidden_size, dtype=dtype, device=device)
         self.layers = [
             DecoderLayer(config, layer, dtype, device) for layer in range(config.num_layers)
         ]
-        self.final_norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        self.final_norm = Norm(config, config.hidden_size, dtype, device)
         self.head = Linear(
             config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
         )
         if config.tie_word_embeddings:
             self.head.weight = self.embedding
-        self._rotary = RotaryTable(config.rope, config.head_dim, max_positions, device)
+        self._rotary = [
+            RotaryTable(rope, config.head_dim, max_positions, device) for rope in config.ropes
+        ]
         self._attention = attention
 
     def forward(
@@ -178,67 +273,64 @@ class Decoder:
         rows: Tensor,
     ) -> Tensor:
         """Compute like `forward`, but stop before the head: returns `rows` [R, hidden_size]."""
-        cos, sin = self._rotary.rows(positions)
-        step = Step(self._attention, self._attention.plan(batch), kv_cache, cos, sin)
-        delta = embedding(token_ids, self.embedding)
+        angles = [table.rows(positions) for table in self._rotary]
+        step = Step(self._attention, self._attention.plan(batch), kv_cache, angles)
+        delta = self._embed(token_ids, positions)
         residual: Tensor | None = None
         for layer in self.layers[:-1]:
             delta, residual = layer(delta, residual, step)
         delta, residual = self.layers[-1](delta, residual, step, rows)
-        normed, _ = add_rms_norm(delta, residual, self.final_norm, self.config.rms_norm_eps)
+        normed, _ = self.final_norm.add(delta, residual)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [R, vocab_size] of hidden rows [R, hidden_size]."""
-        return self.head(hidden)
+        logits = self.head(hidden)
+        if (cap := self.config.logits_soft_cap) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        embedded = embedding(token_ids, self.embedding)
+        if self._embedding_scale is not None:
+            embedded *= self._embedding_scale
+        if self._positions is not None:
+            embedded += embedding(
+                positions + (self.config.family.position_offset or 0), self._positions
+            )
+        return embedded
 
     def pack(self) -> None:
         """Fix the weights' layout after loading; see `Linear.pack`."""
         for layer in self.layers:
-            for linear in layer.linears:
-                linear.pack()
+            layer.pack()
+        self.final_norm.pack()
         self.head.pack()
 
     def targets(self) -> dict[str, Tensor]:
         """Map each checkpoint tensor's name to the (part of a) parameter that it fills."""
-        targets = {
-            "model.embed_tokens.weight": self.embedding,
-            "model.norm.weight": self.final_norm,
-        }
+        names = self.config.family.names
+        targets = {f"{names.model}{names.embedding}.weight": self.embedding}
+        if self._positions is not None:
+            targets[f"{names.model}{names.positions}.weight"] = self._positions
         if not self.config.tie_word_embeddings:
-            targets["lm_head.weight"] = self.head.weight
+            targets[f"{names.head}.weight"] = self.head.weight
+        for name, target in self.final_norm.targets(names.final_norm):
+            targets[f"{names.model}{name}"] = target
         for index, layer in enumerate(self.layers):
-            for name, target in _layer_targets(layer):
-                targets[f"model.layers.{index}.{name}"] = target
+            for name, target in layer.targets():
+                targets[f"{names.model}{names.layer}{index}.{name}"] = target
         return targets
 
     def is_ignored(self, name: str) -> bool:
         """Whether a checkpoint may hold the tensor `name` although it is not used.
 
-        That is a copy of tied embeddings, and the rotary frequencies of old exports.
+        That is a copy of tied embeddings, and what `TensorNames` lists.
         """
-        tied_head = self.config.tie_word_embeddings and name == "lm_head.weight"
-        return tied_head or name.endswith("rotary_emb.inv_freq")
-
-
-def _layer_targets(layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:
-    yield "input_layernorm.weight", layer.input_norm
-    yield "post_attention_layernorm.weight", layer.mlp_norm
-    attention, mlp = layer.attention, layer.mlp
-    inner = mlp.gate_up.weight.shape[0] // 2
-    yield from _parts(attention.qkv, "self_attn", ("q_proj", "k_proj", "v_proj"), attention.sizes)
-    yield from _parts(attention.output, "self_attn", ("o_proj",))
-    yield from _parts(mlp.gate_up, "mlp", ("gate_proj", "up_proj"), [inner, inner])
-    yield from _parts(mlp.down, "mlp", ("down_proj",))
-
-
-def _parts(
-    linear: Linear, owner: str, names: tuple[str, ...], sizes: list[int] | None = None
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the checkpoint's projections that stand one below the other in a fused one."""
-    sizes = sizes or [linear.weight.shape[0]]
-    for name, weight in zip(names, torch.split(linear.weight, sizes), strict=True):
-        yield f"{owner}.{name}.weight", weight
-    if linear.bias is not None:
-        for name, bias in zip(names, torch.split(linear.bias, sizes), strict=True):
-            yield f"{owner}.{name}.bias", bias
+        names = self.config.family.names
+        tied_head = self.config.tie_word_embeddings and name == f"{names.head}.weight"
+        return (
+            tied_head
+            or name.endswith(names.ignored_ends)
+            or name.startswith(names.ignored_prefixes)
+        )

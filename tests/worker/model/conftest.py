@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     def make(family: str = "Llama", **settings: object) -> Path:
         torch.manual_seed(0)
         config = getattr(transformers, f"{family}Config")(**{**TINY, **settings})
-        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
         for parameter in model.parameters():
             # Larger than the default: logits must differ enough to show a mistake.
             torch.nn.init.normal_(parameter, std=0.2 if parameter.dim() > 1 else 0.5)
@@ -65,7 +66,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
 
 
 @pytest.fixture(scope="session")
-def reference_logits() -> Callable[[Path, list[int]], Tensor]:
+def reference_logits() -> Callable[..., Tensor]:
     """Give transformers' logits [T, vocabulary] of a whole text."""
     return _reference_logits
 
@@ -76,34 +77,45 @@ def random_text() -> Callable[[int, int], list[int]]:
     return lambda length, seed: random.Random(seed).choices(range(3, TINY["vocab_size"]), k=length)
 
 
-def _reference_logits(folder: Path, token_ids: list[int]) -> Tensor:
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
+def _reference_logits(
+    folder: Path, token_ids: list[int], dtype: torch.dtype = torch.float32
+) -> Tensor:
     with torch.inference_mode():
-        logits: Tensor = model(torch.tensor([token_ids])).logits[0]
+        logits: Tensor = _reference_model(folder, dtype)(torch.tensor([token_ids])).logits[0]
     return logits
+
+
+@lru_cache(maxsize=1)
+def _reference_model(folder: Path, dtype: torch.dtype) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager"
+    )
 
 
 class Driver:
     """Runs texts through our decoder in any chunks, with scattered blocks, keeping all logits."""
 
-    def __init__(self, folder: Path, block_size: int = 4, num_blocks: int = 160) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        block_size: int = 4,
+        num_blocks: int = 160,
+        max_positions: int = 128,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.config = ModelConfig.read(folder)
         device = torch.device("cpu")
         with torch.inference_mode():
             self.decoder = Decoder(
                 self.config,
-                max_positions=128,
-                dtype=torch.float32,
+                max_positions=max_positions,
+                dtype=dtype,
                 device=device,
                 attention=attention_ops(device),
             )
             load_weights(folder, self.decoder.targets(), is_ignored=self.decoder.is_ignored)
             self.decoder.pack()
-        self.kv_cache = KVCacheShape.of(self.config, block_size, torch.float32).allocate(
-            num_blocks, device
-        )
+        self.kv_cache = KVCacheShape.of(self.config, block_size, dtype).allocate(num_blocks, device)
         # What nobody wrote must not be read.
         self.kv_cache.fill_(torch.nan)
         self.block_size = block_size
@@ -112,7 +124,7 @@ class Driver:
         self.inputs = StepInputBuilder(
             max_num_seqs=8,
             max_num_tokens=256,
-            max_model_len=128,
+            max_model_len=max_positions,
             block_size=block_size,
             vocab_size=self.config.vocab_size,
             device=device,
@@ -168,7 +180,7 @@ class Driver:
 
 
 @pytest.fixture(scope="session")
-def driver_of() -> Callable[[Path], Driver]:
+def driver_of() -> Callable[..., Driver]:
     """Load a folder into a `Driver`."""
     return Driver
 
@@ -199,6 +211,22 @@ class Loop:
         self, sequences: list[Sequence], chunk: int = 10**6, children: tuple[int, ...] = ()
     ) -> list[SequenceResult]:
         """Compute at most `chunk` tokens of each sequence, and append what is sampled."""
+        plan = self.plan(sequences, chunk, children)
+        items = plan.scheduled
+        results = self.runner.execute(plan)
+        for item, result in zip(items, results, strict=True):
+            assert item.samples == bool(result.samples or result.candidates)
+            item.sequence.num_computed_tokens += item.num_tokens
+            self.results[item.sequence].append(result)
+            if len(result.samples) == 1:
+                item.sequence.token_ids.append(result.samples[0].token_id)
+        by_sequence = {item.sequence: result for item, result in zip(items, results, strict=True)}
+        return [by_sequence[sequence] for sequence in sequences]
+
+    def plan(
+        self, sequences: list[Sequence], chunk: int = 10**6, children: tuple[int, ...] = ()
+    ) -> StepPlan:
+        """Plan at most `chunk` tokens of each sequence, with the blocks that they take."""
         items = [
             ScheduledSequence(
                 s,
@@ -211,16 +239,9 @@ class Loop:
         items.sort(key=lambda item: item.num_tokens > 1)
         for item in items:
             self._cover(item.sequence, item.sequence.num_computed_tokens + item.num_tokens)
-        results = self.runner.execute(StepPlan(items, block_copies=self.copies))
+        plan = StepPlan(items, block_copies=self.copies)
         self.copies = []
-        for item, result in zip(items, results, strict=True):
-            assert item.samples == bool(result.samples or result.candidates)
-            item.sequence.num_computed_tokens += item.num_tokens
-            self.results[item.sequence].append(result)
-            if len(result.samples) == 1:
-                item.sequence.token_ids.append(result.samples[0].token_id)
-        by_sequence = {item.sequence: result for item, result in zip(items, results, strict=True)}
-        return [by_sequence[sequence] for sequence in sequences]
+        return plan
 
     def run(self, sequences: list[Sequence], chunk: int = 10**6, stop: int | None = None) -> None:
         """Step until all have `max_tokens`, or end with the token `stop`."""

@@ -42,18 +42,18 @@ def test_what_config_json_leaves_out_is_what_transformers_assumes(tmp_path: Path
     config = read(tmp_path)
     assert (config.num_kv_heads, config.head_dim) == (4, 16)
     assert config.max_position_embeddings == 2048
-    assert config.rms_norm_eps == 1e-6
-    assert config.rope.theta == 10000.0
+    assert config.norm_eps == 1e-6
+    assert [rope.theta for rope in config.ropes] == [10000.0]
     assert not config.tie_word_embeddings
-    assert config.sliding_window is None
+    assert [layer.window for layer in config.layers] == [None] * 3
     assert config.dtype is None
 
 
 def test_mistral_has_defaults_of_its_own(tmp_path: Path) -> None:
     settings = {"architectures": ["MistralForCausalLM"], "num_attention_heads": 16}
     config = read(tmp_path, **settings)
-    assert (config.num_kv_heads, config.sliding_window) == (8, 4096)
-    assert read(tmp_path, **settings, sliding_window=None).sliding_window is None
+    assert (config.num_kv_heads, config.layers[2].window) == (8, 4096)
+    assert read(tmp_path, **settings, sliding_window=None).layers[2].window is None
 
 
 def test_end_tokens_of_both_files_are_joined(tmp_path: Path) -> None:
@@ -67,6 +67,10 @@ def test_the_dtype_has_an_old_and_a_new_name(tmp_path: Path, key: str) -> None:
     assert read(tmp_path, **{key: "bfloat16"}).dtype == "bfloat16"
 
 
+def frequencies_of(config: ModelConfig) -> torch.Tensor:
+    return config.ropes[0].inverse_frequencies(64, 2048)
+
+
 @pytest.mark.parametrize("kind", ["llama3", "linear"])
 def test_rope_settings_under_any_name_give_the_same_frequencies(tmp_path: Path, kind: str) -> None:
     extra = LLAMA3 if kind == "llama3" else {"factor": 8.0}
@@ -75,11 +79,55 @@ def test_rope_settings_under_any_name_give_the_same_frequencies(tmp_path: Path, 
         {"rope_theta": 5e5, "rope_scaling": {"rope_type": kind, **extra}},
         {"rope_parameters": {"rope_type": kind, "rope_theta": 5e5, **extra}},
     ]
-    frequencies = [read(tmp_path, **v).rope.inverse_frequencies(64) for v in variants]
+    frequencies = [frequencies_of(read(tmp_path, **v)) for v in variants]
     assert torch.equal(frequencies[0], frequencies[1])
     assert torch.equal(frequencies[0], frequencies[2])
-    plain = read(tmp_path, rope_theta=5e5).rope.inverse_frequencies(64)
+    plain = frequencies_of(read(tmp_path, rope_theta=5e5))
     assert not torch.allclose(frequencies[0], plain)
+
+
+PAIRS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+STRETCHED = {
+    "plain": ({}, 128),
+    "linear": ({"type": "linear", "factor": 4.0}, 512),
+    "dynamic": ({"type": "dynamic", "factor": 2.0}, 256),
+    "yarn": ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+    "yarn, counted already": (
+        {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}, 128,
+    ),
+    "llama3": ({"type": "llama3", **LLAMA3}, 128),
+    "longrope": ({"type": "longrope", "original_max_position_embeddings": 32, **PAIRS}, 128),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("scaling", "longest"), STRETCHED.values(), ids=STRETCHED)
+def test_some_ropes_stretch_beyond_the_positions_that_the_config_names(
+    tmp_path: Path, scaling: dict[str, Any], longest: int
+) -> None:
+    config = read(tmp_path, max_position_embeddings=128, rope_scaling=scaling)
+    assert (config.max_position_embeddings, config.longest_positions) == (128, longest)
+
+
+def test_gemma_3_of_before_transformers_5_has_the_same_rotary_embeddings(tmp_path: Path) -> None:
+    gemma = {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 8}
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = read(tmp_path, **gemma, rope_theta=5e5, rope_local_base_freq=2e4, rope_scaling=scaling)
+    new = read(
+        tmp_path,
+        **gemma,
+        rope_parameters={
+            "full_attention": {"rope_theta": 5e5, **scaling},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    )
+    full, windowed = old.ropes
+    assert (full.theta, full.kind, full.factor) == (5e5, "linear", 8.0)
+    assert (windowed.theta, windowed.kind) == (2e4, "default")
+    for one, other in zip(old.ropes, new.ropes, strict=True):
+        frequencies = [rope.inverse_frequencies(16, 128) for rope in (one, other)]
+        assert torch.equal(*frequencies)
+    # Already counted in max_position_embeddings.
+    assert old.longest_positions == old.max_position_embeddings
 
 
 @pytest.mark.parametrize(
@@ -100,7 +148,55 @@ def test_rope_settings_under_any_name_give_the_same_frequencies(tmp_path: Path, 
         ({"rms_norm_eps": -1.0}, "rms_norm_eps: must be a positive finite number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: must be true or false"),
         ({"eos_token_id": "</s>"}, "eos_token_id: must be a token id or a list"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: only 1.0 is supported"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor: 1.5 is more than the whole head"),
+        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor: 3 of 16 dimensions turn"),
+        ({"rope_parameters": [1]}, r"rope_parameters: must be an object, not \[1\]"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": 2.0}},
+            "rope_scaling: long_factor: must be a list of positive finite numbers, not 2.0",
+        ),
+        (
+            {"rope_scaling": {"type": "su", "short_factor": [1.0] * 7, "long_factor": [1.0] * 8}},
+            "short_factor: has 7 numbers for 8 pairs",
+        ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "use_sliding_window": True,
+                "head_dim": 16,
+                "num_key_value_heads": 4,
+                "layer_types": ["full_attention"],
+            },
+            "layer_types: names 1 layers, not 3",
+        ),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "layer_types": ["mamba"] * 3},
+            "layer_types: 'mamba' is not supported",
+        ),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True},
+            "use_bidirectional_attention: True is not supported; supported: False",
+        ),
+        (
+            {"architectures": ["OPTForCausalLM"], "ffn_dim": 96, "do_layer_norm_before": False},
+            "do_layer_norm_before: False is not supported; supported: True",
+        ),
+        (
+            {"architectures": ["OPTForCausalLM"], "ffn_dim": 96, "word_embed_proj_dim": 32},
+            r"word_embed_proj_dim: 32 is not hidden_size \(64\)",
+        ),
+        (
+            {"architectures": ["GPT2LMHeadModel"], "n_head": 5},
+            r"n_embd: 768 is no multiple of num_attention_heads \(5\)",
+        ),
+        (
+            {"architectures": ["GPT2LMHeadModel"], "activation_function": "silu"},
+            "activation_function: 'silu' is not supported",
+        ),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": 3},
+            "text_config: must be an object, not 3",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(
