@@ -202,7 +202,7 @@ _GPT2: Final = Family(
         mlp_norm="ln_2",
         mlp_input=("mlp.c_fc",),
         mlp_output="mlp.c_proj",
-        ignored_ends=("attn.bias", "attn.masked_bias"),
+        ignored_ends=(".attn.bias", ".attn.masked_bias"),
     ),
     defaults={
         "vocab_size": 50257,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -13,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from inferq.protocol.errors import ModelError
+from inferq.worker.model.load_progress import LoadProgress
 from inferq.worker.model.memory import format_bytes
 
 _log = logging.getLogger(__name__)
@@ -25,38 +28,97 @@ _FLOATS: Final = ("F64", "F32", "F16", "BF16")
 _MAX_NAMES: Final = 5
 
 
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """Parameters that are filled together, and what fixes their layout once they are."""
+
+    targets: Mapping[str, Tensor]
+    finish: Callable[[], None]
+
+
 class WeightLoader(Protocol):
-    """Whoever fills a decoder's parameters: `load_weights`, or something that makes them up."""
+    """Whoever fills a model's parameters: `load_weights`, or something that makes them up."""
 
     def __call__(
-        self, folder: Path, targets: Mapping[str, Tensor], *, is_ignored: Callable[[str], bool]
+        self, folder: Path, groups: Sequence[WeightGroup], *, rename: Callable[[str], str | None]
     ) -> None:
-        """Fill every target from `folder`; see `load_weights`."""
+        """Fill every target from `folder`, and finish each group; see `load_weights`."""
 
 
 def load_weights(
-    folder: Path, targets: Mapping[str, Tensor], *, is_ignored: Callable[[str], bool]
+    folder: Path, groups: Sequence[WeightGroup], *, rename: Callable[[str], str | None]
 ) -> None:
     """Fill every target from the tensor of its name, converting the dtype on the way.
 
-    Files are mapped into memory and copied tensor by tensor: no second copy of the weights is
-    made. Raises `ModelError` naming tensors that are missing, misshapen, or neither wanted nor
-    ignored, and files that are damaged.
+    `rename` gives the target of a stored name, or None for a tensor that nobody reads. Files are
+    mapped into memory, and let go after each group: beside the weights there is one group's worth
+    of pages. Raises `ModelError` naming tensors that are missing, misshapen, stored twice or not
+    known, and files that are damaged, before anything is copied.
     """
     started = time.monotonic()
-    found: set[str] = set()
+    stored = _stored_tensors(folder, groups, rename)
+    size = sum(target.nbytes for group in groups for target in group.targets.values())
+    with LoadProgress(size) as progress:
+        for group in groups:
+            _fill(group, stored)
+            group.finish()
+            progress.add(sum(target.nbytes for target in group.targets.values()))
+    _log.info("loaded %s of weights in %.1f s", format_bytes(size), time.monotonic() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Where a target's values lie."""
+
+    path: Path
+    name: str
+
+
+def _stored_tensors(
+    folder: Path, groups: Sequence[WeightGroup], rename: Callable[[str], str | None]
+) -> dict[str, _Stored]:
+    """Find every target's tensor; raise `ModelError` unless files and targets fit exactly."""
+    targets = {name: target for group in groups for name, target in group.targets.items()}
+    found: dict[str, _Stored] = {}
     unknown: list[str] = []
     for path in weight_files(folder):
-        others = _load_file(path, targets, found)
-        unknown += [name for name in others if not is_ignored(name)]
-    if missing := sorted(set(targets) - found):
+        with _opened(path) as file:
+            for stored_name in file.keys():  # noqa: SIM118 - not a mapping
+                name = rename(stored_name)
+                if name is None:
+                    continue
+                if name not in targets:
+                    unknown.append(stored_name)
+                    continue
+                if name in found:
+                    raise ModelError(f"{path.name}: {stored_name} stands in another file too")
+                _check_tensor(path, stored_name, file.get_slice(stored_name), targets[name])
+                found[name] = _Stored(path, stored_name)
+    if missing := sorted(set(targets) - set(found)):
         raise ModelError(f"{folder} lacks {_names(missing)}")
     if unknown:
         raise ModelError(
             f"{folder} holds {_names(sorted(unknown))}, which this architecture does not use"
         )
-    size = sum(target.nbytes for target in targets.values())
-    _log.info("loaded %s of weights in %.1f s", format_bytes(size), time.monotonic() - started)
+    return found
+
+
+def _fill(group: WeightGroup, stored: Mapping[str, _Stored]) -> None:
+    """Copy a group's tensors; each file's mapping, and with it its pages, is dropped after it."""
+    for path in sorted({stored[name].path for name in group.targets}):
+        with _opened(path) as file:
+            for name, target in group.targets.items():
+                if stored[name].path == path:
+                    target.copy_(file.get_tensor(stored[name].name))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is damaged or incomplete: {error}") from None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -80,7 +142,10 @@ def weight_files(folder: Path) -> list[Path]:
             f"{folder} holds its weights as pickles ({_names(pickles)}), which can run code when "
             "loaded; only safetensors are read: convert them"
         )
-    raise ModelError(f"{folder} has no safetensors files")
+    raise ModelError(
+        f"{folder} has no safetensors files (pickles are not fetched from the hub: they can run "
+        "code when loaded)"
+    )
 
 
 def _indexed_files(index: Path) -> list[Path]:
@@ -92,26 +157,6 @@ def _indexed_files(index: Path) -> list[Path]:
     if absent := [path.name for path in files if not path.is_file()]:
         raise ModelError(f"{index.parent} lacks {_names(absent)}, which {index.name} names")
     return files
-
-
-def _load_file(path: Path, targets: Mapping[str, Tensor], found: set[str]) -> list[str]:
-    """Copy the wanted tensors of one file, add their names to `found`, return the other names."""
-    unknown = []
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                target = targets.get(name)
-                if target is None:
-                    unknown.append(name)
-                    continue
-                if name in found:
-                    raise ModelError(f"{path.name}: {name} stands in another file too")
-                _check_tensor(path, name, file.get_slice(name), target)
-                target.copy_(file.get_tensor(name))
-                found.add(name)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is damaged or incomplete: {error}") from None
-    return unknown
 
 
 def _check_tensor(path: Path, name: str, stored: Any, target: Tensor) -> None:

@@ -301,8 +301,7 @@ def _load_decoder(
         decoder = Decoder(
             model, max_positions=max_model_len, dtype=dtype, device=device, attention=attention
         )
-        load(folder, decoder.targets(), is_ignored=decoder.is_ignored)
-        decoder.pack()
+        load(folder, decoder.weight_groups(), rename=decoder.rename)
     _log.info(
         "%s from %s: %s on %s, attention %s",
         model.architecture,

@@ -21,6 +21,7 @@ from inferq.kernels.attention import AttentionBatch, AttentionOps, AttentionPlan
 from inferq.kernels.rotary import rotary
 from inferq.worker.model.config import ModelConfig
 from inferq.worker.model.linear import Linear
+from inferq.worker.model.loader import WeightGroup
 from inferq.worker.model.norm import Norm
 from inferq.worker.model.rope import RotaryTable
 
@@ -302,25 +303,47 @@ class Decoder:
 
     def pack(self) -> None:
         """Fix the weights' layout after loading; see `Linear.pack`."""
-        for layer in self.layers:
-            layer.pack()
-        self.final_norm.pack()
-        self.head.pack()
+        for group in self.weight_groups():
+            group.finish()
 
     def targets(self) -> dict[str, Tensor]:
         """Map each checkpoint tensor's name to the (part of a) parameter that it fills."""
+        return {
+            name: target for group in self.weight_groups() for name, target in group.targets.items()
+        }
+
+    def weight_groups(self) -> list[WeightGroup]:
+        """Return the targets in the order of loading: each group is packed before the next fills.
+
+        The largest come first, while there is least beside them.
+        """
         names = self.config.family.names
-        targets = {f"{names.model}{names.embedding}.weight": self.embedding}
+        embeddings = {f"{names.model}{names.embedding}.weight": self.embedding}
         if self._positions is not None:
-            targets[f"{names.model}{names.positions}.weight"] = self._positions
-        if not self.config.tie_word_embeddings:
-            targets[f"{names.head}.weight"] = self.head.weight
-        for name, target in self.final_norm.targets(names.final_norm):
-            targets[f"{names.model}{name}"] = target
+            embeddings[f"{names.model}{names.positions}.weight"] = self._positions
+        head = {} if self.config.tie_word_embeddings else {f"{names.head}.weight": self.head.weight}
+        final_norm = dict(self.final_norm.targets(f"{names.model}{names.final_norm}"))
+        groups = [
+            WeightGroup(embeddings, lambda: None),
+            WeightGroup(head, self.head.pack),
+            WeightGroup(final_norm, self.final_norm.pack),
+        ]
         for index, layer in enumerate(self.layers):
-            for name, target in layer.targets():
-                targets[f"{names.model}{names.layer}{index}.{name}"] = target
-        return targets
+            prefix = f"{names.model}{names.layer}{index}."
+            targets = {f"{prefix}{name}": target for name, target in layer.targets()}
+            groups.append(WeightGroup(targets, layer.pack))
+        return groups
+
+    def rename(self, name: str) -> str | None:
+        """Return the target of a checkpoint's tensor, or None for one that is not used.
+
+        Exports of the bare model leave out the first part of their names.
+        """
+        if self.is_ignored(name):
+            return None
+        names = self.config.family.names
+        base = names.model.partition(".")[0] + "."
+        return name if name.startswith((base, f"{names.head}.")) else base + name
 
     def is_ignored(self, name: str) -> bool:
         """Whether a checkpoint may hold the tensor `name` although it is not used.

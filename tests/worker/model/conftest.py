@@ -113,8 +113,7 @@ class Driver:
                 device=device,
                 attention=attention_ops(device),
             )
-            load_weights(folder, self.decoder.targets(), is_ignored=self.decoder.is_ignored)
-            self.decoder.pack()
+            load_weights(folder, self.decoder.weight_groups(), rename=self.decoder.rename)
         self.kv_cache = KVCacheShape.of(self.config, block_size, dtype).allocate(num_blocks, device)
         # What nobody wrote must not be read.
         self.kv_cache.fill_(torch.nan)

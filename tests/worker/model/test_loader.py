@@ -78,6 +78,20 @@ def test_tied_embeddings_load_alike_with_and_without_a_head(
     assert torch.equal(logits(driver_of, folder), expected)
 
 
+def test_exports_of_the_bare_model_load_alike(
+    make_model: Make, driver_of: Make, tmp_path: Path
+) -> None:
+    """GPT-2's published file leaves `transformer.` out, and holds masks beside the weights."""
+    settings = {"num_key_value_heads": 4, "n_embd": 64, "n_layer": 2, "n_head": 4}
+    folder = Path(shutil.copytree(make_model("GPT2", **settings), tmp_path / "copy"))
+    expected = logits(driver_of, folder)
+    tensors = load_file(folder / NAME)
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    assert "h.0.attn.c_attn.bias" in bare
+    save_file({**bare, "h.0.attn.bias": torch.ones(1, 1, 4, 4)}, folder / NAME)
+    assert torch.equal(logits(driver_of, folder), expected)
+
+
 def test_rotary_frequencies_of_old_exports_are_ignored(driver_of: Make, folder: Path) -> None:
     expected = logits(driver_of, folder)
     buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
