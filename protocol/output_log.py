@@ -163,6 +163,11 @@ class JobLog:
     def _token_events(self, after: int) -> Iterator[tuple[int, Event]]:
         self._fix_order()
         unsent = self._order[after:]
+        if len(unsent) == 1:  # at every step of almost every job
+            output = self.outputs[unsent[0]]
+            offset = len(output.token_ids) - 1
+            yield after + 1, self._with_prompt(output.event(unsent[0], offset, offset + 1))
+            return
         total = len(self._order) - len(unsent)
         offsets = [
             len(output.token_ids) - unsent.count(index) for index, output in enumerate(self.outputs)
@@ -173,13 +178,17 @@ class JobLog:
             while left:
                 start = offsets[index]
                 count = self._num_fitting(output, start, left)
-                event = output.event(index, start, start + count)
-                if index == 0 and start == 0 and self.prompt_logprobs is not None:
-                    event = replace(event, prompt_logprobs=self.prompt_logprobs)
+                event = self._with_prompt(output.event(index, start, start + count))
                 offsets[index] += count
                 total += count
                 left -= count
                 yield total, event
+
+    def _with_prompt(self, event: Event) -> Event:
+        """Return the event, the first of output 0 with the prompt's logprobs."""
+        if event.index == 0 and event.offset == 0 and self.prompt_logprobs is not None:
+            return replace(event, prompt_logprobs=self.prompt_logprobs)
+        return event
 
     def _fix_order(self) -> None:
         """Bring together, by output, the tokens that were never sent; from now on they stay so."""

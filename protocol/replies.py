@@ -25,7 +25,8 @@ class ClaimedJob:
 
     `cost` is in tokens, `published` the number of tokens in its stream, `attempts` counts this
     claim too. `queued_ms` is the wait before the first claim, `space` the KV tokens in whole blocks
-    that the claim counted it as.
+    that the claim counted it as. A job that `runs_alone` may be what kills workers: nothing else
+    shall run beside it.
     """
 
     job_id: str
@@ -39,11 +40,12 @@ class ClaimedJob:
     deadline_in_ms: int | None
     queued_ms: int
     space: int
+    runs_alone: bool
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> ClaimedJob:
         """Build from the script's reply."""
-        job_id, lane, epoch, payload, cost, offset, crashes, deadline_in, waited, space = row
+        job_id, lane, epoch, payload, cost, offset, crashes, deadline_in, waited, space, alone = row
         return cls(
             job_id=job_id.decode(),
             lane=Lane(lane.decode()),
@@ -56,6 +58,7 @@ class ClaimedJob:
             deadline_in_ms=None if deadline_in < 0 else deadline_in,
             queued_ms=waited,
             space=space,
+            runs_alone=bool(alone),
         )
 
 

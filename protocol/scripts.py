@@ -236,14 +236,15 @@ class QueueScripts:
         Atomic for each item. A retry is safe: what the server has already is answered `gap` with
         its offset, and an end that it has already `ok`.
         """
-        args: list[str | bytes | int] = [worker, lease_ms, retention_ms, len(items)]
-        for item in items:
-            args += (item.job_id, item.epoch, item.first, item.terminal or "", len(item.events))
-            for event in item.events:
-                args += event
+        # One argument, and one string for a reply: at each end a fraction of the work of many.
+        wire = msgpack.packb(
+            [(i.job_id, i.epoch, i.first, i.terminal or "", i.events) for i in items],
+            use_bin_type=False,  # Lua has one kind of string
+        )
+        reply = await self._call("publish", worker, lease_ms, retention_ms, wire)
         return [
             PublishReply.from_row(item.job_id, row)
-            for item, row in zip(items, await self._call("publish", *args), strict=True)
+            for item, row in zip(items, msgpack.unpackb(reply, raw=True), strict=True)
         ]
 
     async def heartbeat(
@@ -271,12 +272,13 @@ class QueueScripts:
         args = [v for job_id, epoch, cost in jobs for v in (job_id, epoch, _or_empty(cost))]
         return int(await self._call("release", worker, *args))
 
-    async def reconcile(self, worker: str, held: Sequence[str]) -> int:
+    async def reconcile(self, worker: str, held: Sequence[str], *, crashed: bool = False) -> int:
         """Hand back jobs claimed in a reply that was lost; `held` are the ids this worker knows.
 
+        With `crashed`, whoever ran the others is gone: the next claim counts a crash of each.
         Returns their number. Cheap when there are none; not to be called during a claim.
         """
-        return int(await self._call("reconcile", worker, *held))
+        return int(await self._call("reconcile", worker, int(crashed), *held))
 
     async def reject(
         self, worker: str, job_id: str, epoch: int, *, code: str, message: str, retention_ms: int

@@ -107,6 +107,7 @@ class Dispatcher:
             else now + claimed.deadline_in_ms / 1000,
             acknowledged=claimed.published,
             inherited=claimed.published,
+            runs_alone=claimed.runs_alone,
         )
         self._jobs.add(job)
         logger.info("← claimed", job_id=job.id, attempt=job.attempts, resumed_at=job.inherited)
@@ -165,8 +166,10 @@ class Dispatcher:
         if exact - job.reserved > self._jobs.free_tokens and len(self._jobs) > 1:
             await self.hand_back([job], cost=exact)
             return
+        bound = job.reserved
         self._jobs.reserve(job, exact)
-        self._on_room()
+        if job.reserved < bound:
+            self._on_room()
         generation = Generation(self._tokenizer, prepared.params, log)
         if not prepared.params.publishes_at_end:
             job.log = log

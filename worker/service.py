@@ -29,6 +29,7 @@ from inferq.worker.queue.claimer import Claimer, ClaimLimits
 from inferq.worker.queue.lease import LeaseKeeper
 from inferq.worker.queue.publisher import Publisher
 from inferq.worker.queue.running import RunningJobs
+from inferq.worker.queue.script_connection import ScriptConnection
 from inferq.worker.settings import EngineSettings, WorkerSettings
 
 logger = structlog.get_logger("inferq.worker")
@@ -61,7 +62,8 @@ class WorkerService:
         be served.
         """
         client = connect(self._settings.redis_url.get_secret_value())
-        scripts = QueueScripts(client, self._keys)
+        calls = ScriptConnection(client)
+        scripts = QueueScripts(calls, self._keys)
         engine = self._engine
         try:
             await scripts.load()  # says now whether Redis is there and lets us in
@@ -79,6 +81,7 @@ class WorkerService:
                 ).serve(self._stop, self._hurry)
         finally:
             await engine.stop()
+            await calls.disconnect()
             await client.aclose()
 
     async def _start_engine(self, engine: EngineClient) -> tuple[EngineInfo, Tokenizer]:
@@ -154,8 +157,9 @@ class _Session:
             jobs=jobs,
             on_room=self._on_room,
         )
+        self._publishing = ScriptConnection(client)
         self._publisher = Publisher(
-            scripts,
+            QueueScripts(self._publishing, keys),
             worker,
             jobs,
             lease_s=settings.lease_s,
@@ -216,6 +220,7 @@ class _Session:
             self._claimer.stop()
             await asyncio.wait([claiming], timeout=CLAIM_END_S)
             if self._engine.is_dead:
+                await self._leave_to_others()
                 return 1
             if failed:
                 # Whatever broke, nobody may renew leases for it, or wait for a part that is gone.
@@ -225,6 +230,7 @@ class _Session:
             return 0 if await self._drain(hurry) else 1
         finally:
             await _cancel([claiming, stopped, *parts])
+            await self._publishing.disconnect()
 
     def _on_room(self) -> None:
         self._room.set()
@@ -261,6 +267,18 @@ class _Session:
             logger.warning("hand-over incomplete", left=len(self._jobs), error=str(error))
             return False
         return True
+
+    async def _leave_to_others(self) -> None:
+        """Let others take the jobs of an engine that died at once, and count the crash."""
+        try:
+            async with asyncio.timeout(HAND_OVER_S):
+                worker = self._settings.worker_name
+                left = await self._scripts.reconcile(worker, (), crashed=True)
+                await self._scripts.unregister(worker)
+        except (ServerLost, QueueFull, TimeoutError) as error:
+            logger.warning("jobs not left yet, their leases run out", error=str(error))
+        else:
+            logger.warning("jobs left to other workers", jobs=left)
 
     async def _finish_jobs(self, timeout_s: float, hurry: asyncio.Event) -> None:
         """Wait until no job is left, the time is over, or `hurry` is set."""

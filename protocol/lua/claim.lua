@@ -8,7 +8,8 @@
 -- Reply  {claimed jobs, last ids of high, normal, low, ms to the next due job or lease end (-1:
 --        none; 0 also when a bound below cut this call short), waiting (1: there is work that was
 --        not taken)}; a claimed job is {id, lane, epoch, payload, cost, offset, crashes, ms to the
---        deadline (-1: none), ms queued, tokens of whole blocks that it counts as}
+--        deadline (-1: none), ms queued, tokens of whole blocks that it counts as, alone (1: the
+--        worker shall run nothing beside it)}
 -- O(log n) for each job handed out, and for at most 128 promoted, 64 looked at for takeover and 256
 -- removed from the lanes.
 --
@@ -16,6 +17,10 @@
 -- are taken over; then the lanes, by weighted stride scheduling: the lane with the lowest virtual
 -- time is next, and a job moves its lane's time by 1 / weight. A job that does not fit holds up its
 -- own lane only, until the other lanes have passed it by for too long.
+--
+-- A job that is one crash from its end is run alone, so that those beside a poisonous job are not
+-- blamed for it: an idle worker takes it, and one busy worker at a time takes nothing else until it
+-- is idle.
 
 local worker, free_tokens, idle = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
 local max_jobs, max_model_len, block_size = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -25,6 +30,7 @@ local WEIGHTS = { high = tonumber(ARGV[11]), normal = tonumber(ARGV[12]), low = 
 local MAX_PROMOTED, MAX_TAKEOVERS, MAX_REMOVED = 128, 64, 256
 
 proceed_when_memory_is_full()
+note_activity(lease_ms)
 
 local claimed = {}
 local waiting = false
@@ -39,8 +45,20 @@ local function space_for(job)
   return math.ceil(tokens / block_size) * block_size
 end
 
+local function must_run_alone(job) return max_crashes > 1 and job.crashes >= max_crashes - 1 end
+
 local function fits(job)
+  if must_run_alone(job) then return idle and #claimed == 0 end
   return space_for(job) <= free_tokens or (idle and #claimed == 0)
+end
+
+-- Whether this worker is the one that empties itself for a job that must run alone. Kept as
+-- `<last claim> <worker>`; one that does not claim any more is replaced.
+local function makes_way()
+  local since, name = string.match(redis.call('HGET', LOAD, 'makes_way') or '', '^(%d+) (.*)$')
+  if name and name ~= worker and NOW - since <= lease_ms then return false end
+  redis.call('HSET', LOAD, 'makes_way', string.format('%d %s', NOW, worker))
+  return true
 end
 
 local function hand_out(job, payload)
@@ -53,7 +71,12 @@ local function hand_out(job, payload)
   keep_events(job.id, job.retention, retention_ms, lease_ms)
   free_tokens = free_tokens - space_for(job)
   claimed[#claimed + 1] = { job.id, job.lane, epoch, payload, job.cost, job.offset, job.crashes,
-    job.deadline > 0 and job.deadline - NOW or -1, waited, space_for(job) }
+    job.deadline > 0 and job.deadline - NOW or -1, waited, space_for(job),
+    must_run_alone(job) and 1 or 0 }
+  if must_run_alone(job) then
+    max_jobs = #claimed
+    redis.call('HDEL', LOAD, 'makes_way')
+  end
 end
 
 -- For how long the same job has been the first of `place` without fitting. Kept as `<since> <last
@@ -102,15 +125,15 @@ local function survives_crash(job)
   job.crashes = job.crashes + 1
   redis.call('HSET', job_key(job.id), 'crashes', job.crashes, 'owner', '')
   if job.crashes >= max_crashes then
-    local message = string.format('%d workers died or hung while they ran the job',
-      job.crashes)
+    local message = string.format('%d workers died or hung while they ran the job%s', job.crashes,
+      max_crashes > 1 and ', the last with nothing beside it' or '')
     bury('crashed', job.lane, job.entry, job.id, message,
       read_payload(job.lane, job.entry) or '', job)
     finish(job, 'error', retention_ms, 'worker_crashed', message)
     return false
   end
   move(job, 'released')
-  redis.call('ZADD', LEASES, 0, job.id)
+  redis.call('ZADD', LEASES, GIVEN_BACK, job.id)
   return true
 end
 
@@ -129,7 +152,9 @@ end
 
 -- Returns whether the lanes may be served, too.
 local function take_over()
-  local due = redis.call('ZRANGEBYSCORE', LEASES, '-inf', NOW, 'LIMIT', 0, MAX_TAKEOVERS)
+  local in_grace = NOW < tonumber(redis.call('HGET', LOAD, 'grace') or 0)
+  local due = redis.call('ZRANGEBYSCORE', LEASES, '-inf', in_grace and LEFT or NOW,
+    'LIMIT', 0, MAX_TAKEOVERS)
   local blocked, starving = false, false
   for _, id in ipairs(due) do
     local job = read_job(id)
@@ -144,7 +169,9 @@ local function take_over()
         resume(job)
       else
         waiting = true
-        if #claimed < max_jobs and not blocked then
+        if #claimed < max_jobs and must_run_alone(job) then
+          if makes_way() then max_jobs = #claimed end
+        elseif #claimed < max_jobs and not blocked then
           blocked = true
           starving = passed_by_for('leases', id) >= starve_ms
         end

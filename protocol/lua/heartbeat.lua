@@ -7,6 +7,7 @@
 
 local worker, lease_ms, retention_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 proceed_when_memory_is_full()
+note_activity(lease_ms)
 
 local replies = {}
 for i = 4, #ARGV, 2 do

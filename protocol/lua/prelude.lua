@@ -36,6 +36,19 @@ local function proceed_when_memory_is_full()
   redis.call('ZREM', LEASES, '')
 end
 
+-- Leases that end because the server was away are nobody's crash. Called by whoever proves that
+-- workers reach the server: after a silence of half a lease, ended leases are let be until every
+-- worker had the time of one to come back.
+local function note_activity(lease_ms)
+  local seen = tonumber(redis.call('HGET', LOAD, 'seen') or NOW)
+  if NOW - seen > lease_ms / 2 then redis.call('HSET', LOAD, 'grace', NOW + lease_ms) end
+  redis.call('HSET', LOAD, 'seen', NOW)
+end
+
+-- Scores in `leases` of jobs that wait for a worker: given back, or left by one that is known to be
+-- gone, which is a crash.
+local GIVEN_BACK, LEFT = 0, 1
+
 -- The job's state as a table; nil when it is not known (any more).
 local function read_job(id)
   local v = redis.call('HMGET', job_key(id), 'state', 'lane', 'entry', 'owner', 'epoch', 'offset',

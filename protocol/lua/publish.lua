@@ -1,10 +1,11 @@
 -- Append events to many jobs' streams, renew their leases, and end those that are through.
 --
 -- KEYS   as in prelude.lua
--- ARGV   1 worker   2 lease in ms   3 retention in ms   4 number of items; for each item
---        job id, epoch, tokens published before these events, finish reason ('' : goes on),
---        number of events, then for each event: tokens published after it, event
--- Reply  for each item {status, tokens published, cancel (1: a producer asks to end it)}; status is
+-- ARGV   1 worker   2 lease in ms   3 retention in ms   4 msgpack list of items, each
+--        [job id, epoch, tokens published before these events, finish reason ('' : goes on),
+--        [[tokens published after this event, event], ...]]
+-- Reply  msgpack list of, for each item, [status, tokens published, cancel (1: a producer asks to
+--        end it)]; status is
 --        `ok`      appended; also when this worker's epoch had ended the job already (a retry)
 --        `gap`     nothing appended: the server has another number of tokens; resend from there
 --        `stale`   nothing appended: the job is not this worker's (any more)
@@ -12,19 +13,14 @@
 
 local worker, lease_ms, retention_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 proceed_when_memory_is_full()
-
-local at = 5
-local function argument()
-  at = at + 1
-  return ARGV[at - 1]
-end
+note_activity(lease_ms)
 
 -- Returns whether the stream took them: it refuses ids that do not grow, all or none of these.
-local function append(id, events)
+local function append(id, events, is_end)
   local out = out_key(id)
-  for _, event in ipairs(events) do
-    local entry = string.format('%d-%d', event.total, event.terminal and 1 or 0)
-    local added = redis.pcall('XADD', out, entry, 'e', event.bytes)
+  for i, event in ipairs(events) do
+    local entry = string.format('%d-%d', event[1], is_end and i == #events and 1 or 0)
+    local added = redis.pcall('XADD', out, entry, 'e', event[2])
     if type(added) == 'table' and added.err then return false end
   end
   return true
@@ -34,28 +30,21 @@ local function publish(id, epoch, first, reason, events)
   local v = redis.call('HMGET', job_key(id), 'state', 'owner', 'epoch', 'offset', 'cancel',
     'retention')
   local offset, cancel = tonumber(v[4] or 0), tonumber(v[5] or 0)
-  if v[2] ~= worker or v[3] ~= epoch then return { 'stale', offset, cancel } end
+  if v[2] ~= worker or tonumber(v[3]) ~= epoch then return { 'stale', offset, cancel } end
   if v[1] == 'done' then return { 'ok', offset, 0 } end
   if v[1] ~= 'running' then return { 'stale', offset, cancel } end
   redis.call('ZADD', LEASES, NOW + lease_ms, id)
   if first ~= offset then return { 'gap', offset, cancel } end
-  if not append(id, events) then return { 'stale', offset, cancel } end
+  if not append(id, events, reason ~= '') then return { 'stale', offset, cancel } end
   keep_events(id, tonumber(v[6]), retention_ms, lease_ms)
-  local total = #events > 0 and events[#events].total or offset
+  local total = #events > 0 and events[#events][1] or offset
   if total ~= offset then redis.call('HSET', job_key(id), 'offset', total) end
   if reason ~= '' then settle(read_job(id), reason, retention_ms, worker) end
   return { 'ok', total, cancel }
 end
 
 local replies = {}
-for item = 1, tonumber(ARGV[4]) do
-  local id, epoch, first, reason = argument(), argument(), tonumber(argument()), argument()
-  local events = {}
-  local count = tonumber(argument())
-  for i = 1, count do
-    events[i] = { total = tonumber(argument()), bytes = argument(),
-      terminal = reason ~= '' and i == count }
-  end
-  replies[item] = publish(id, epoch, first, reason, events)
+for i, item in ipairs(cmsgpack.unpack(ARGV[4])) do
+  replies[i] = publish(unpack(item, 1, 5))
 end
-return replies
+return cmsgpack.pack(replies)

@@ -19,7 +19,7 @@ for i = 2, #ARGV, 3 do
     if ARGV[i + 2] ~= '' then
       redis.call('HSET', job_key(job.id), 'cost', ARGV[i + 2], 'sized', 1)
     end
-    redis.call('ZADD', LEASES, 0, job.id)
+    redis.call('ZADD', LEASES, GIVEN_BACK, job.id)
     if job.cancel then finish(job, 'cancelled', job.retention) end
   end
 end

@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from inferq import SamplingParams
+from inferq.cli import main
 from inferq.embedded import EmbeddedServer
 from inferq.protocol.keys import QueueKeys
 
@@ -82,20 +83,34 @@ def test_a_stuck_engine_with_work_piling_up_ends_the_worker(
     assert "engine step exceeds its limit" in worker.log.read_text()
 
 
-def test_a_killed_engine_ends_the_worker_and_its_job_goes_on_elsewhere(
+def test_a_killed_engine_ends_the_worker_and_its_job_goes_on_elsewhere_at_once(
     start_worker, connect, valkey_url: str, queue: str
 ) -> None:
-    first = start_worker(valkey_url, queue)
+    first = start_worker(valkey_url, queue, lease_s=120)
     client = connect(valkey_url, queue)
     job = client.submit("Once upon a time", LONG)
     stream = job.stream(timeout_s=60)
     seen = [next(stream)]
-    second = start_worker(valkey_url, queue)
+    second = start_worker(valkey_url, queue, lease_s=120)
     os.kill(engine_of(first), signal.SIGKILL)
     assert first.process.wait(20) == 1
-    seen.extend(stream)
+    seen.extend(stream)  # which waits no lease
     offsets = [o for e in seen for o in range(e.offset, e.offset + len(e.token_ids))]
     assert offsets == list(range(150))
+    assert job.status().crashes == 1
     assert second.stop() == 0
     with redis.Redis.from_url(valkey_url) as raw:
         assert raw.hlen(QueueKeys(queue).workers) <= 1
+
+
+def test_a_worker_that_is_asked_to_drain_hands_over_and_ends(
+    start_worker, connect, valkey_url: str, queue: str
+) -> None:
+    worker = start_worker(valkey_url, queue, report_interval_s=0.5, drain_timeout_s=0.5)
+    client = connect(valkey_url, queue)
+    job = client.submit("Once upon a time", LONG)
+    next(job.stream(timeout_s=60))
+    assert main(["drain", worker.name, "--redis-url", valkey_url, "--queue", queue]) == 0
+    assert worker.process.wait(20) == 0
+    status = job.status()
+    assert (status.state, status.crashes, status.handoffs) == ("released", 0, 1)

@@ -78,9 +78,9 @@ async def test_a_worker_that_is_not_known_cannot_be_drained(q: Any) -> None:
 async def _crash(q: Any) -> str:
     job_id: str = await q.enqueue()
     for _ in range(3):
-        await q.claim("a")
+        await q.claim("a", idle=True)
         await q.end_lease(job_id)
-    await q.claim("a")
+    await q.claim("a", idle=True)
     return job_id
 
 

@@ -9,7 +9,7 @@ import pytest
 from inferq.protocol.errors import ErrorCode
 from inferq.protocol.keys import Lane
 from inferq.protocol.messages import FinishReason
-from inferq.protocol.replies import DeadLetterKind, JobState, Load
+from inferq.protocol.replies import DeadLetterKind, JobState, Load, PublishStatus
 
 
 async def test_a_lease_is_taken_over_only_after_it_ended(q: Any) -> None:
@@ -120,7 +120,7 @@ async def test_a_job_that_kills_its_workers_is_a_dead_letter_and_others_carry_no
     await q.claim("a")
     for crash in range(1, 4):
         await q.end_lease(poison)
-        claimed = {j.job_id: j for j in (await q.claim("b")).claimed}
+        claimed = {j.job_id: j for j in (await q.claim("b", idle=True)).claimed}
         assert (poison in claimed) == (crash < 3)
     [letter] = await q.scripts.dead_letters()
     assert (letter.kind, letter.job_id) == (DeadLetterKind.CRASHED, poison)
@@ -133,6 +133,102 @@ async def test_a_job_that_kills_its_workers_is_a_dead_letter_and_others_carry_no
     status = await q.scripts.status(good)
     assert (status.state, status.crashes) == (JobState.RUNNING, 0)
     assert await q.scripts.load() == Load(running=1, prompt_tokens=10, budget_tokens=6)
+
+
+async def test_jobs_beside_a_poisonous_one_are_cleared_by_running_alone(q: Any) -> None:
+    poison = await q.enqueue()
+    good = [await q.enqueue() for _ in range(9)]
+    await q.claim("a")
+    for worker in "bc":
+        for job_id in (poison, *good):
+            await q.end_lease(job_id)
+        claimed = (await q.claim(worker, idle=True)).claimed
+        assert [job.runs_alone for job in claimed] == ([False] * 10 if worker == "b" else [True])
+    finished = 0
+    for _ in range(20):
+        for job in claimed:
+            if job.job_id == poison:
+                await q.end_lease(poison)
+            else:
+                await q.end("c", job)
+                finished += 1
+        claimed = (await q.claim("c", idle=True)).claimed
+        assert len(claimed) <= 1
+    assert finished == 9
+    [letter] = await q.scripts.dead_letters()
+    assert (letter.job_id, letter.crashes) == (poison, 3)
+    assert "the last with nothing beside it" in letter.reason
+    await q.assert_nothing_is_left()
+
+
+async def test_one_busy_worker_makes_way_for_a_job_that_must_run_alone(q: Any) -> None:
+    suspect = await q.enqueue()
+    await q.claim("a")
+    await q.redis.hset(q.keys.job(suspect), "crashes", 1)
+    await q.end_lease(suspect)
+    waiting = [await q.enqueue() for _ in range(3)]
+    first = await q.claim("b", max_jobs=1)
+    assert (first.claimed, first.waiting) == ((), True)
+    [job] = (await q.claim("c", max_jobs=1)).claimed  # another one goes on serving
+    assert job.job_id == waiting[0]
+    [alone] = (await q.claim("b", idle=True)).claimed
+    assert (alone.job_id, alone.runs_alone) == (suspect, True)
+    assert len((await q.claim("c")).claimed) == 2
+
+
+async def test_a_worker_that_made_way_and_died_is_replaced(q: Any) -> None:
+    suspect = await q.enqueue()
+    await q.claim("a")
+    await q.redis.hset(q.keys.job(suspect), "crashes", 1)
+    await q.end_lease(suspect)
+    await q.enqueue()
+    assert (await q.claim("b")).claimed == ()
+    await q.redis.hset(q.keys.load, "makes_way", "1 b")
+    assert (await q.claim("c")).claimed == ()
+    assert len((await q.claim("b")).claimed) == 1
+
+
+async def test_leases_that_end_while_the_server_is_away_are_nobodys_crash(q: Any) -> None:
+    job_id = await q.enqueue()
+    [job] = (await q.claim("a")).claimed
+    await q.redis.zadd(q.keys.leases, {job_id: 2})
+    await q.redis.hset(q.keys.load, "seen", 1)
+    assert (await q.claim("b")).claimed == ()
+    [reply] = await q.scripts.heartbeat(
+        "a", [(job_id, job.epoch)], lease_ms=30_000, retention_ms=60_000
+    )
+    assert reply.status is PublishStatus.OK
+    assert (await q.scripts.status(job_id)).crashes == 0
+
+
+async def test_a_worker_that_lost_its_jobs_in_a_silence_hands_them_back_uncounted(q: Any) -> None:
+    job_id = await q.enqueue()
+    await q.claim("a")
+    await q.redis.zadd(q.keys.leases, {job_id: 2})
+    await q.redis.hset(q.keys.load, "seen", 1)
+    assert await q.scripts.reconcile("a", []) == 1
+    [job] = (await q.claim("b")).claimed
+    assert (job.job_id, job.crashes) == (job_id, 0)
+
+
+async def test_after_a_silence_jobs_of_a_worker_that_stays_away_are_taken_over(q: Any) -> None:
+    job_id = await q.enqueue()
+    await q.claim("a")
+    await q.redis.zadd(q.keys.leases, {job_id: 2})
+    await q.redis.hset(q.keys.load, "seen", 1)
+    assert (await q.claim("b")).claimed == ()
+    await q.redis.hset(q.keys.load, "grace", 1)
+    [job] = (await q.claim("b")).claimed
+    assert (job.job_id, job.crashes) == (job_id, 1)
+
+
+async def test_jobs_of_a_process_that_is_gone_are_taken_over_at_once_and_counted(q: Any) -> None:
+    job_id = await q.enqueue()
+    await q.claim("a")
+    assert await q.scripts.reconcile("a", [], crashed=True) == 1
+    assert (await q.scripts.status(job_id)).state is JobState.RUNNING
+    [job] = (await q.claim("b")).claimed
+    assert (job.job_id, job.crashes) == (job_id, 1)
 
 
 async def test_handing_back_is_no_crash_and_is_claimable_at_once(q: Any) -> None:

@@ -70,7 +70,11 @@ class Claimer:
         self._on_claimed = on_claimed
         self._room_changed = asyncio.Event()
         self._stopping = False
-        self._reconciled_at = time.monotonic()
+        self._reconciled_at = 0.0
+        #: Whether jobs in this worker's name are an earlier process's, which crashed.
+        self._is_new = True
+        #: The wait for new entries; it outlives a claim for another reason, to keep its connection.
+        self._arrival: asyncio.Task[None] | None = None
         #: Whether the last claim succeeded.
         self.is_connected = False
 
@@ -85,6 +89,14 @@ class Claimer:
 
     async def run(self) -> None:
         """Claim until stopped."""
+        try:
+            await self._claim_until_stopped()
+        finally:
+            if self._arrival is not None:
+                self._arrival.cancel()
+                await asyncio.gather(self._arrival, return_exceptions=True)
+
+    async def _claim_until_stopped(self) -> None:
         while not self._stopping:
             self._room_changed.clear()
             if self._jobs.free_places <= 0 or self._jobs.free_tokens < self._jobs.block_size:
@@ -101,14 +113,21 @@ class Claimer:
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _reconcile_if_due(self) -> None:
-        """Hand back, uncounted, what was claimed in a reply that was lost."""
+        """Hand back what was claimed in a reply that was lost, or by a process of the same name.
+
+        Only the latter counts as a crash.
+        """
         now = time.monotonic()
         if self.is_connected and now < self._reconciled_at + RECONCILE_INTERVAL_S:
             return
-        returned = await self._scripts.reconcile(self._worker, [job.id for job in self._jobs])
-        self._reconciled_at = now
+        returned = await self._scripts.reconcile(
+            self._worker, [job.id for job in self._jobs], crashed=self._is_new
+        )
         if returned:
-            logger.warning("claims without a reply handed back", jobs=returned)
+            why = "an earlier process's" if self._is_new else "without a reply"
+            logger.warning("claims handed back", jobs=returned, why=why)
+        self._is_new = False
+        self._reconciled_at = now
 
     async def _claim(self) -> ClaimReply:
         limits = self._limits
@@ -135,23 +154,26 @@ class Claimer:
         due_s = MAX_SLEEP_S
         if reply.next_due_ms is not None:
             due_s = min(due_s, max(MIN_SLEEP_S, reply.next_due_ms / 1000))
-        waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._room_changed.wait())]
+        room = asyncio.create_task(self._room_changed.wait())
+        waits: set[asyncio.Task[Any]] = {room}
         if not reply.waiting:
             # With jobs waiting that do not fit, an arrival changes nothing: only room does.
-            waits.append(asyncio.create_task(self._arrival(reply.lane_tails, due_s)))
+            if self._arrival is None:
+                # Later, its tails may be old: it then returns at once, which costs a claim.
+                self._arrival = asyncio.create_task(self._wait_arrival(reply.lane_tails))
+            waits.add(self._arrival)
         try:
-            done, _ = await asyncio.wait(waits, timeout=due_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=due_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-        for finished in done:
-            finished.result()
+            room.cancel()
+        if self._arrival is not None and self._arrival.done():
+            arrival, self._arrival = self._arrival, None
+            arrival.result()
 
-    async def _arrival(self, tails: Mapping[Lane, str], timeout_s: float) -> None:
-        """Return when a lane got an entry after its tail, or after about `timeout_s`."""
+    async def _wait_arrival(self, tails: Mapping[Lane, str]) -> None:
+        """Return when a lane got an entry after its tail, or after about `MAX_SLEEP_S`."""
         streams: dict[Any, Any] = {self._keys.jobs(lane): tail for lane, tail in tails.items()}
-        block_ms = max(1, round(timeout_s * 1000))
+        block_ms = round(MAX_SLEEP_S * 1000)
         # A single-connection client of its own: when the wait is cancelled its connection is
         # dropped, so that no unread reply stays behind on a shared one.
         client = self._redis.client()

@@ -29,6 +29,8 @@ class RunningJob:
     acknowledged: int = 0
     #: Tokens that were published before this worker's claim.
     inherited: int = 0
+    #: Whether nothing else may run beside it.
+    runs_alone: bool = False
     #: Whether this worker has generated a token for it.
     has_started: bool = False
     terminal: Terminal | None = None
@@ -75,7 +77,9 @@ class RunningJobs:
 
     @property
     def free_places(self) -> int:
-        """Jobs that may be claimed before `max_jobs` is reached."""
+        """Jobs that may be claimed before `max_jobs` is reached; 0 while one runs alone."""
+        if any(job.runs_alone for job in self._jobs.values()):
+            return 0
         return self.max_jobs - len(self._jobs)
 
     def get(self, job_id: str) -> RunningJob | None:
