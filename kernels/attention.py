@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from inferq.kernels.native.library import load_native
+
 _log = logging.getLogger(__name__)
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -91,7 +93,7 @@ class AttentionOps(Protocol):
 
     @property
     def name(self) -> str:
-        """Give the form's name: "triton", "cpu" or "reference"."""
+        """Give the form's name: "triton", "native", "torch" or "reference"."""
         ...
 
     def plan(self, batch: AttentionBatch) -> AttentionPlan:
@@ -125,7 +127,10 @@ class AttentionOps(Protocol):
 
 
 def attention_ops(device: torch.device, name: str | None = None) -> AttentionOps:
-    """Choose the form for a device, or the named one; ValueError if it cannot run there."""
+    """Choose the form for a device, or the named one; ValueError if it cannot run there.
+
+    "cpu" is "native" where that can be compiled, else "torch".
+    """
     chosen = name or ("triton" if device.type == "cuda" else "cpu")
     ops = _load(chosen, device)
     _log.debug("attention on %s: %s", device, ops.describe())
@@ -152,12 +157,10 @@ def _load(name: str, device: torch.device) -> AttentionOps:
         from inferq.kernels.reference import ReferenceAttention
 
         return ReferenceAttention()
-    if name == "cpu":
+    if name in {"cpu", "native", "torch"}:
         if device.type != "cpu":
-            raise ValueError(f"attention form 'cpu' cannot run on {device}")
-        from inferq.kernels.cpu_attention import CpuAttention
-
-        return CpuAttention()
+            raise ValueError(f"attention form {name!r} cannot run on {device}")
+        return _load_cpu(name)
     if name == "triton":
         try:
             from inferq.kernels.triton_attention import TritonAttention
@@ -166,4 +169,18 @@ def _load(name: str, device: torch.device) -> AttentionOps:
                 "attention form 'triton' cannot run: triton is not installed"
             ) from error
         return TritonAttention(device)
-    raise ValueError(f"attention form {name!r} is unknown: choose 'triton', 'cpu' or 'reference'")
+    forms = "'triton', 'cpu' ('native' or 'torch'), or 'reference'"
+    raise ValueError(f"attention form {name!r} is unknown: choose {forms}")
+
+
+def _load_cpu(name: str) -> AttentionOps:
+    library = None if name == "torch" else load_native()
+    if library is not None:
+        from inferq.kernels.cpu_attention_native import NativeAttention
+
+        return NativeAttention(library)
+    if name == "native":
+        raise ValueError("attention form 'native' cannot run: the native kernels are not available")
+    from inferq.kernels.cpu_attention import CpuAttention
+
+    return CpuAttention()

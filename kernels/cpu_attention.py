@@ -96,9 +96,9 @@ class CpuPlan(AttentionPlan):
 
 
 class CpuAttention:
-    """The form for CPUs."""
+    """The form for CPUs without a C++ compiler."""
 
-    name = "cpu"
+    name = "torch"
 
     def plan(self, batch: AttentionBatch) -> AttentionPlan:
         """Split slots into blocks and offsets; leave out the rows that are not written."""
@@ -149,7 +149,7 @@ class CpuAttention:
 
     def describe(self) -> str:
         """Say which form this is."""
-        return f"cpu (torch SDPA over gathered pages, {torch.get_num_threads()} threads)"
+        return f"torch (SDPA over gathered pages, {torch.get_num_threads()} threads)"
 
 
 def _own(plan: AttentionPlan) -> CpuPlan:

@@ -13,10 +13,10 @@ int omp_get_num_threads();
 int omp_get_thread_num();
 }
 
-// Threads worth waking for `work` units when one of them should get at least `grain`.
+// Threads that `work` units should be shared by when each is to get at least `grain`.
 inline int threads_for(std::int64_t work, std::int64_t grain) {
-    return static_cast<int>(
-        std::clamp<std::int64_t>(work / std::max<std::int64_t>(grain, 1), 1, omp_get_max_threads()));
+    if (work < 2 * grain) return 1;
+    return static_cast<int>(std::min<std::int64_t>(work / grain, omp_get_max_threads()));
 }
 
 // Runs body(thread, threads) on up to `threads` threads and waits for all; it must not throw.
@@ -25,13 +25,22 @@ template <class Body> void parallel(int threads, const Body& body) {
         body(0, 1);
         return;
     }
+    struct Call {
+        const Body& body;
+        int threads;
+    } call{body, threads};
     auto run = [](void* data) {
-        (*static_cast<const Body*>(data))(omp_get_thread_num(), omp_get_num_threads());
+        const Call& call = *static_cast<Call*>(data);
+        const int thread = omp_get_thread_num();
+        const int threads = std::min(call.threads, omp_get_num_threads());
+        if (thread < threads) call.body(thread, threads);
     };
-    GOMP_parallel(run, const_cast<Body*>(&body), static_cast<unsigned>(threads), 0);
+    // Always the whole pool, as torch does: GNU's runtime ends the threads that a smaller team
+    // leaves out, and starting them again costs more than letting them pass.
+    GOMP_parallel(run, &call, 0, 0);
 }
 
-// Runs body(first, last) on consecutive shares of [0, work), each of about `grain` units or more.
+// Runs body(first, last) on consecutive shares of [0, work), each of at least `grain` units.
 template <class Body> void parallel_range(std::int64_t work, std::int64_t grain, const Body& body) {
     parallel(threads_for(work, grain), [&](int thread, int threads) {
         body(work * thread / threads, work * (thread + 1) / threads);

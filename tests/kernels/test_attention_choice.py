@@ -8,25 +8,37 @@ import torch
 
 from inferq.kernels.attention import attention_ops
 from inferq.kernels.cpu_attention import CpuAttention
+from inferq.kernels.native.library import load_native
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
 
 
-def test_the_cpu_gets_the_cpu_form_and_the_log_says_so(caplog):
+def test_the_cpu_gets_the_native_form_where_it_can_be_compiled(monkeypatch):
+    monkeypatch.setattr("inferq.kernels.attention.load_native", lambda: None)
+    assert attention_ops(CPU).name == "torch"
+    assert attention_ops(CPU, "cpu").name == "torch"
+    with pytest.raises(ValueError, match="'native' cannot run: the native kernels are not"):
+        attention_ops(CPU, "native")
+    monkeypatch.undo()
+    if load_native() is not None:
+        assert attention_ops(CPU).name == "native"
+
+
+def test_the_log_says_which_form_it_is(caplog):
     with caplog.at_level(logging.DEBUG, logger="inferq.kernels.attention"):
-        ops = attention_ops(CPU)
-    assert ops.name == "cpu"
-    assert "attention on cpu: cpu (torch SDPA over gathered pages" in caplog.text
+        attention_ops(CPU, "torch")
+    assert "attention on cpu: torch (SDPA over gathered pages" in caplog.text
 
 
 def test_the_reference_can_be_asked_for():
     assert attention_ops(CPU, "reference").name == "reference"
 
 
-def test_a_form_that_cannot_run_on_the_device_is_refused():
-    with pytest.raises(ValueError, match="'cpu' cannot run on cuda"):
-        attention_ops(CUDA, "cpu")
+@pytest.mark.parametrize("name", ["cpu", "native", "torch"])
+def test_a_form_that_cannot_run_on_the_device_is_refused(name):
+    with pytest.raises(ValueError, match=f"'{name}' cannot run on cuda"):
+        attention_ops(CUDA, name)
 
 
 def test_triton_is_refused_on_the_cpu():
@@ -53,10 +65,10 @@ def test_the_cpu_forms_do_not_import_triton():
         "sys.modules['triton'] = None\n"
         "from inferq.kernels.attention import attention_ops\n"
         "from inferq.kernels import activation, gumbel, norm, rotary\n"
-        "print(attention_ops(torch.device('cpu')).name)\n"
+        "print(attention_ops(torch.device('cpu'), 'torch').name)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "cpu"
+    assert done.stdout.strip() == "torch"
 
 
 @pytest.mark.parametrize(
