@@ -5,6 +5,7 @@ int64, with the same integers as Triton's `tl.philox`.
 """
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +36,11 @@ def gumbel_noise(
     """
     if (token_ids is None) == (vocab_size is None):
         raise ValueError("give either token_ids or vocab_size")
+    if seeds.is_cuda and (on_device := _triton_form()) is not None:
+        if token_ids is not None:
+            return on_device.token_noise(seeds, children, positions, token_ids)
+        assert vocab_size is not None
+        return on_device.vocabulary_noise(seeds, children, positions, vocab_size)
     if token_ids is not None:
         words = _words_of_tokens(seeds, children, positions, token_ids)
         return _to_gumbel(words)
@@ -47,6 +53,27 @@ def gumbel_noise(
         words = torch.stack(lanes, dim=-1).flatten(1)
         noise[rows, tokens] = _to_gumbel(words[:, : tokens.stop - tokens.start])
     return noise
+
+
+class _DeviceForm(Protocol):
+    """`triton_gumbel.py`: no int64 tensors as large as the noise."""
+
+    def token_noise(
+        self, seeds: Tensor, children: Tensor, positions: Tensor, token_ids: Tensor
+    ) -> Tensor: ...
+
+    def vocabulary_noise(
+        self, seeds: Tensor, children: Tensor, positions: Tensor, vocab_size: int
+    ) -> Tensor: ...
+
+
+def _triton_form() -> _DeviceForm | None:
+    """Load the form for CUDA; None where Triton is not installed."""
+    try:
+        from inferq.kernels import triton_gumbel
+    except ImportError:
+        return None
+    return triton_gumbel
 
 
 def philox(

@@ -1,9 +1,13 @@
 """Plain torch twins of every kernel: the truth that tests compare with, written to be read."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from inferq.kernels.attention import AttentionBatch, AttentionPlan, check_shapes
+from inferq.kernels.gumbel import gumbel_noise
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -13,22 +17,92 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(variance + eps) * weight.float()).to(x.dtype)
 
 
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Give the normalised sum of x and residual, and the sum as their type rounds it."""
+    total = (x.float() + residual.float()).to(x.dtype)
+    return rms_norm(total, weight, eps), total
+
+
 def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the pairs (i, i + head_dim / 2) of each head by the angle of the token's row."""
+    """Rotate the pairs (i, i + rotary_dim / 2) of each head by the angle of the token's row.
+
+    cos and sin are [T, rotary_dim / 2]; channels from rotary_dim on stay as they are.
+    """
     return _rotate(query, cos, sin), _rotate(key, cos, sin)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.float().chunk(2, dim=-1)
-    cosine, sine = cos.float()[:, None, :], sin.float()[:, None, :]  # [T, 1, head_dim / 2]
+    rotary_dim = 2 * cos.shape[-1]
+    first, second = x[..., :rotary_dim].float().chunk(2, dim=-1)
+    cosine, sine = cos.float()[:, None, :], sin.float()[:, None, :]  # [T, 1, rotary_dim / 2]
     rotated = (first * cosine - second * sine, second * cosine + first * sine)
-    return torch.cat(rotated, dim=-1).to(x.dtype)
+    return torch.cat([part.to(x.dtype) for part in rotated] + [x[..., rotary_dim:]], dim=-1)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Compute silu(gate) · up, where gate_up [T, 2 · I] holds gate, then up, in each row."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """Compute gelu(gate) · up with gelu's tanh approximation, laid out as for silu_and_mul."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    inner = math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)
+    return (0.5 * gate * (1.0 + torch.tanh(inner)) * up).to(gate_up.dtype)
+
+
+def sample_tokens(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    child: Tensor,
+    position: Tensor,
+    vocab_size: int,
+    sources: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Sort each row, keep what the limits leave of the ranking, and draw from it."""
+    logits = logits[:, :vocab_size] if sources is None else logits[sources, :vocab_size]
+    highest, greedy = logits.max(dim=1)
+    is_greedy = temperature <= 0
+    scores = (logits - highest[:, None]) / torch.where(is_greedy, 1.0, temperature)[:, None]
+    ranked, ids = scores.sort(dim=1, descending=True, stable=True)
+    kept = ranked >= min_p.log()[:, None]
+    kept &= torch.arange(vocab_size) < torch.where(top_k > 0, top_k, vocab_size)[:, None]
+    mass = (ranked.exp() * 2.0**40).long() * kept
+    limit = (top_p.double() * mass.sum(dim=1).double()).ceil().long()
+    kept &= (mass.cumsum(dim=1) - mass < limit[:, None]) | (top_p >= 1)[:, None]
+    noisy = (ranked + gumbel_noise(seed, child, position, ids)).masked_fill(~kept, -torch.inf)
+    # Equals: where there are limits the first of the ranking wins, else the lowest id.
+    is_limited = (top_k > 0) | (top_p < 1)
+    from_ranking = ids.gather(1, noisy.argmax(dim=1, keepdim=True))[:, 0]
+    from_all = torch.empty_like(noisy).scatter_(1, ids, noisy).argmax(dim=1)
+    drawn = torch.where(is_limited, from_ranking, from_all)
+    return torch.where(is_greedy, greedy, drawn), highest
+
+
+def awq_dequantize(
+    qweight: Tensor, qzeros: Tensor, scales: Tensor, group: int, dtype: torch.dtype
+) -> Tensor:
+    """Give (q - zero) · scale [K, N] of AWQ's GEMM format, rounded once to dtype."""
+    values, zeros = _unpack_awq(qweight), _unpack_awq(qzeros).repeat_interleave(group, dim=0)
+    wide = scales.float().repeat_interleave(group, dim=0)
+    return ((values - zeros).float() * wide).to(dtype)
+
+
+def _unpack_awq(words: Tensor) -> Tensor:
+    """Give the four-bit numbers [K, N] of int32 words [K, N / 8], in the order of the columns."""
+    shifts = 4 * torch.tensor([0, 4, 1, 5, 2, 6, 3, 7], device=words.device)
+    return ((words[:, :, None] >> shifts) & 0xF).flatten(1)
+
+
+def copy_blocks(blocks: Tensor, moves: Sequence[tuple[int, int]]) -> None:
+    """Copy blocks [B, ...] from source to target, one move after the other."""
+    for source, target in moves:
+        blocks[target] = blocks[source]
 
 
 class ReferenceAttention:

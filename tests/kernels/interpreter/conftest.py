@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import libdevice
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from inferq.kernels.triton_attention import TritonAttention
@@ -42,6 +43,21 @@ def _bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
         return create_dot(self, _widen(a), _widen(b), d, *options)
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", widened)
+
+
+@pytest.fixture(autouse=True)
+def _device_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute CUDA's exp and log as torch does: the interpreter has no form of them."""
+    for function in (torch.exp, torch.log):
+        monkeypatch.setattr(libdevice, function.__name__, _interpreted(function))
+
+
+def _interpreted(function: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+    def interpreted(argument: Any) -> Any:
+        values = function(torch.from_numpy(np.array(argument.handle.data))).numpy()
+        return tl.tensor(TensorHandle(values, tl.float32), argument.type)
+
+    return interpreted
 
 
 def _widen(handle: Any) -> Any:
