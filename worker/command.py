@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         flag = "--" + name.replace("_", "-")
         text = f"{field.description}{_shown_default(field.default)} [{ENV_PREFIX}{name.upper()}]"
         options: dict[str, Any] = {"dest": name, "help": text.replace("%", "%%")}
-        if field.annotation is bool:
+        if field.annotation in (bool, bool | None):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
             continue
         if typing.get_origin(field.annotation) is typing.Literal:

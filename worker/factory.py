@@ -24,4 +24,5 @@ def load_engine(config: EngineConfig, load: WeightLoader = load_weights) -> Engi
         vocab_size=runner.vocab_size,
         num_swap_blocks=runner.num_swap_blocks,
         speeds=runner.measure() if must_compare else None,
+        launches_ahead=runner.launches_ahead,
     )

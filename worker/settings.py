@@ -94,6 +94,10 @@ class EngineSettings(BaseSettings):
         le=_MAX_COUNT,
         description="Number of swapped blocks, instead of sizing them by memory.",
     )
+    async_scheduling: bool | None = Field(
+        None,
+        description="Plan a step while the one before it is computed; default: on a GPU only.",
+    )
     enforce_eager: bool = Field(False, description="Capture no CUDA graphs.")
 
 

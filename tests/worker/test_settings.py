@@ -60,10 +60,12 @@ def test_every_option_of_the_engine_is_a_setting_with_the_same_default() -> None
 
 def test_options_of_preemption_arrive() -> None:
     argv = ["--model", "m", "--preemption-mode", "swap", "--swap-space", "0.5", "--enforce-eager"]
+    argv += ["--no-async-scheduling"]
     settings = load_settings(vars(build_parser().parse_args(argv)))
     options = {name: getattr(settings, name) for name in EngineSettings.model_fields}
     config = EngineConfig(**options)
     assert (config.preemption_mode, config.swap_space, config.enforce_eager) == ("swap", 0.5, True)
+    assert config.async_scheduling is False
 
 
 def test_a_missing_model_is_named() -> None:

@@ -7,7 +7,13 @@ from collections.abc import Sequence as SequenceOf
 from inferq.worker.engine.beam import BeamHypothesis, BeamSearch
 from inferq.worker.engine.ends import end_of
 from inferq.worker.engine.group import SequenceGroup
-from inferq.worker.engine.plan import BeamCandidates, SampledToken, SequenceResult, StepPlan
+from inferq.worker.engine.plan import (
+    UNKNOWN_TOKEN,
+    BeamCandidates,
+    SampledToken,
+    SequenceResult,
+    StepPlan,
+)
 from inferq.worker.engine.residency import Residency
 from inferq.worker.engine.sequence import Sequence
 from inferq.worker.engine.token_output import TokenOutput
@@ -24,11 +30,13 @@ class Collector:
         self._max_length = max_length
 
     def collect(self, plan: StepPlan, results: SequenceOf[SequenceResult]) -> list[TokenOutput]:
-        """Return the outputs of a step whose tokens are computed; `samples` is still the plan's."""
+        """Return the outputs of a step whose tokens are computed; who has ended brings none."""
         outputs: list[TokenOutput] = []
         candidates: dict[Sequence, BeamCandidates] = {}
         for item, result in zip(plan.scheduled, results, strict=True):
             sequence = item.sequence
+            if sequence.is_finished:
+                continue
             if result.candidates is not None:
                 candidates[sequence] = result.candidates
             elif item.children:
@@ -40,8 +48,11 @@ class Collector:
         return outputs
 
     def _append(self, sequence: Sequence, token: SampledToken) -> TokenOutput:
-        group = sequence.group
-        sequence.token_ids.append(token.token_id)
+        group, token_ids = sequence.group, sequence.token_ids
+        if token_ids[-1] == UNKNOWN_TOKEN:
+            token_ids[-1] = token.token_id
+        else:
+            token_ids.append(token.token_id)
         cumulative = None
         if token.chosen_logprob is not None and sequence.cumulative_logprob is not None:
             cumulative = sequence.cumulative_logprob = (

@@ -37,6 +37,8 @@ class EngineConfig:
       `swap` moves them to host memory (recompute where that is full), `auto` does what costs less.
     - `swap_space`: host memory for swapped blocks, in GiB; None is 4 on CUDA and 0 on the CPU.
     - `num_swap_blocks`: number of those blocks, instead of what `swap_space` holds.
+    - `async_scheduling`: plan and launch a step while the one before it is computed; None does so
+      on CUDA.
     - `enforce_eager`: capture no CUDA graphs.
     - `seed`: for offline requests without one of their own.
     """
@@ -56,6 +58,7 @@ class EngineConfig:
     preemption_mode: str = "auto"
     swap_space: float | None = None
     num_swap_blocks: int | None = None
+    async_scheduling: bool | None = None
     enforce_eager: bool = False
     seed: int = 0
 
@@ -90,6 +93,8 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, getattr(self, name), "true or false")
+        if not isinstance(self.async_scheduling, bool | None):
+            _refuse("async_scheduling", self.async_scheduling, "true, false or nothing")
         _check_count("seed", self.seed, 0, MAX_SEED)
 
 

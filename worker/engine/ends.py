@@ -30,6 +30,12 @@ def end_of(sequence: Sequence, eos_token_ids: frozenset[int], max_length: int) -
             return End(FinishReason.STOP)
         if last in params.stop_token_ids:
             return End(FinishReason.STOP, last)
-    if params.max_tokens is not None and num_output >= params.max_tokens:
-        return End(FinishReason.LENGTH)
-    return End(FinishReason.LENGTH) if len(sequence.token_ids) >= max_length else None
+    return End(FinishReason.LENGTH) if is_full(sequence, max_length) else None
+
+
+def is_full(sequence: Sequence, max_length: int) -> bool:
+    """Whether no more tokens may follow, whatever the last one is."""
+    most = sequence.params.max_tokens
+    if most is not None and sequence.num_output_tokens >= most:
+        return True
+    return len(sequence.token_ids) >= max_length

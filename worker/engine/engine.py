@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from itertools import count
+from typing import TypeVar
 
 from inferq.protocol.errors import ErrorInfo, InvalidRequestError
 from inferq.protocol.messages import FinishReason
@@ -13,9 +14,22 @@ from inferq.worker.engine.block_pool import BlockPool
 from inferq.worker.engine.collector import Collector
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.ends import end_of
+from inferq.worker.engine.flight import (
+    Flight,
+    Landed,
+    assume_computed,
+    decides_on_host,
+    forget_samples,
+)
 from inferq.worker.engine.group import SequenceGroup
 from inferq.worker.engine.host_pool import HostPool
-from inferq.worker.engine.plan import ModelRunner, RunnerSpeeds, SequenceResult, StepPlan
+from inferq.worker.engine.plan import (
+    ModelRunner,
+    RunnerSpeeds,
+    SequenceResult,
+    StepHandle,
+    StepPlan,
+)
 from inferq.worker.engine.preemption import PreemptionHook
 from inferq.worker.engine.request_checks import check_request
 from inferq.worker.engine.runner_errors import FailedRequestsError
@@ -25,6 +39,8 @@ from inferq.worker.engine.stats import EngineStats
 from inferq.worker.engine.token_output import TokenOutput
 
 __all__ = ["Engine", "TokenOutput"]
+
+_T = TypeVar("_T")
 
 
 class Engine:
@@ -38,6 +54,13 @@ class Engine:
 
     Without `enable_prefix_caching` each request gets a private salt: its sequences still find the
     blocks that they share when they are computed again, and nobody else's.
+
+    With `launches_ahead` a step is planned and launched while the one before it is computed: the
+    tokens that this one samples are unknown then, and go from step to step on the device. A
+    sequence that ends with it has been launched in vain: what that brings is dropped. Its blocks
+    are free at once, since whoever gets them writes to them in a later step. A step whose results
+    decide what the next one computes (see `flight.decides_on_host`) is collected before that is
+    planned. The tokens are the same either way.
     """
 
     def __init__(
@@ -53,6 +76,7 @@ class Engine:
         speeds: RunnerSpeeds | None = None,
         on_step: Callable[[StepPlan], None] | None = None,
         preemption_hook: PreemptionHook | None = None,
+        launches_ahead: bool = False,
     ) -> None:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -74,8 +98,11 @@ class Engine:
         )
         self._on_step = on_step
         self._groups: dict[str, SequenceGroup] = {}
-        #: What ended without being computed, until the next step reports it.
-        self._uncomputed: dict[str, list[TokenOutput]] = {}
+        #: Outputs by request, until the next step reports them.
+        self._unreported: dict[str, list[TokenOutput]] = {}
+        self._launches_ahead = launches_ahead
+        #: The step that was launched and not collected.
+        self._flight: Flight | None = None
         self._private_salts = count()
         self._num_steps = 0
 
@@ -85,7 +112,7 @@ class Engine:
         Outputs that are already complete with their resumed tokens are reported by the next step,
         uncomputed.
         """
-        if request.request_id in self._groups or request.request_id in self._uncomputed:
+        if request.request_id in self._groups or request.request_id in self._unreported:
             raise InvalidRequestError(
                 f"{request.request_id!r} is in use", field="request_id", limit="unique"
             )
@@ -106,7 +133,7 @@ class Engine:
             max_length=self._max_length,
         )
         if complete := self._take_complete(group):
-            self._uncomputed[group.request_id] = complete
+            self._unreported[group.request_id] = complete
         if group.sequences:
             self._groups[group.request_id] = group
             self._scheduler.add(group)
@@ -119,7 +146,7 @@ class Engine:
         """
         if index is not None:
             return self._abort_output(request_id, index)
-        reported = self._uncomputed.pop(request_id, None)
+        reported = self._unreported.pop(request_id, None)
         group = self._groups.pop(request_id, None)
         if group is not None:
             self._collector.drop(group)
@@ -127,7 +154,7 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._groups or self._uncomputed)
+        return bool(self._groups or self._unreported)
 
     def step(self) -> list[TokenOutput]:
         """Compute one batch and return what is new; nothing to do returns nothing.
@@ -136,23 +163,19 @@ class Engine:
         Any other exception of the runner's is passed on. The step then counts as not run, its
         blocks stay with their sequences, except that sequences whose blocks were to be moved are
         computed again, and the books balance; whether the device can still be trusted, only the
-        caller knows.
+        caller knows. If another step was launched after the one that failed, neither counts, and
+        all is computed again.
+
+        With `launches_ahead` what is new is what the step before brought.
         """
-        plan, rejected = self._scheduler.schedule()
-        for group, info in rejected:
-            self._end_with_error(group.request_id, info)
+        reports: list[TokenOutput] = []
         try:
-            results = self._execute(plan)
-        except FailedRequestsError as error:
-            self._scheduler.confirm_moves()
-            for request_id, info in error.failed.items():
-                self._end_with_error(request_id, info)
-            return self._take_uncomputed()
+            self._step(reports)
         except BaseException:
-            self._scheduler.abandon_moves()
+            for output in [*reports, *self._take_unreported()]:
+                self._unreported.setdefault(output.request_id, []).append(output)
             raise
-        self._scheduler.confirm_moves()
-        return self._take_uncomputed() + self._update(plan, results)
+        return reports + self._take_unreported()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; return whether no request holds blocks any more.
@@ -189,30 +212,105 @@ class Engine:
         """Raise `RuntimeError` unless every block is accounted for; O(blocks), between steps."""
         self._scheduler.residency.check_integrity()
 
-    def _execute(self, plan: StepPlan) -> SequenceOf[SequenceResult]:
+    def _step(self, reports: list[TokenOutput]) -> None:
+        plan, rejected = self._scheduler.schedule()
+        for group, info in rejected:
+            self._end_with_error(group.request_id, info)
+        reports += self._take_unreported()
+        try:
+            launched = self._launch(plan)
+        except BaseException:
+            if self._flight is not None:
+                self._land(reports)
+            raise
+        if self._flight is not None and not self._land(reports):
+            return
+        if launched is None:
+            return
+        if self._launches_ahead and not decides_on_host(plan):
+            assume_computed(plan, self._scheduler, self._max_length)
+            self._flight = launched
+            return
+        results = self._run(launched.handle.results)
+        if results is not None:
+            self._scheduler.confirm_moves()
+            self._update(plan, results, reports, is_advanced=False)
+
+    def _launch(self, plan: StepPlan) -> Flight | None:
+        """Begin a step; None if there is nothing to do, or requests have failed."""
         if not (plan.scheduled or plan.swap_out):
-            return ()
+            return None
         if self._on_step is not None:
             self._on_step(plan)
-        results = self._runner.execute(plan)
+        handle: StepHandle | None
+        if self._launches_ahead:
+            handle = self._run(lambda: self._runner.launch(plan))
+        else:
+            results = self._run(lambda: self._runner.execute(plan))
+            handle = None if results is None else Landed(results)
+        if handle is None:
+            return None
         self._num_steps += 1
-        return results
+        return Flight(plan, handle)
 
-    def _update(self, plan: StepPlan, results: SequenceOf[SequenceResult]) -> list[TokenOutput]:
+    def _run(self, work: Callable[[], _T]) -> _T | None:
+        """Let the runner work on the last plan; None if that ended requests and must be repeated.
+
+        Whatever else it raises is passed on, with the books in order.
+        """
+        try:
+            return work()
+        except FailedRequestsError as error:
+            self._scheduler.confirm_moves()
+            self._end_failed(error)
+            return None
+        except BaseException:
+            self._scheduler.abandon_moves()
+            raise
+
+    def _land(self, reports: list[TokenOutput]) -> bool:
+        """Collect the step in flight; False if it failed, and what was launched after it as well.
+
+        Then nobody knows what is in the blocks that the two wrote or read.
+        """
+        flight, self._flight = self._flight, None
+        assert flight is not None, "a step is in flight"
+        try:
+            results = flight.handle.results()
+        except BaseException as error:
+            forget_samples(flight.plan)
+            self._scheduler.restart()
+            if not isinstance(error, FailedRequestsError):
+                raise
+            self._end_failed(error)
+            return False
+        self._update(flight.plan, results, reports, is_advanced=True)
+        return True
+
+    def _update(
+        self,
+        plan: StepPlan,
+        results: SequenceOf[SequenceResult],
+        reports: list[TokenOutput],
+        *,
+        is_advanced: bool,
+    ) -> None:
         for item, result in zip(plan.scheduled, results, strict=True):
-            if item.samples != bool(result.samples or result.candidates):
+            if result.error is not None:
+                if not item.sequence.is_finished:
+                    self._end_with_error(item.sequence.request_id, result.error)
+            elif item.samples != bool(result.samples or result.candidates):
                 raise RuntimeError(f"{item}: the runner gave {result}")
             if result.prompt_logprobs:
-                item.sequence.group.collect_prompt_logprobs(
-                    item.sequence.num_computed_tokens, result.prompt_logprobs
-                )
-        for item in plan.scheduled:
-            self._scheduler.advance(item)
-        outputs = self._collector.collect(plan, results)
-        for output in outputs:
+                item.sequence.group.collect_prompt_logprobs(item.first, result.prompt_logprobs)
+        if not is_advanced:
+            for item in plan.scheduled:
+                if not item.sequence.is_finished:
+                    self._scheduler.advance(item)
+        for output in self._collector.collect(plan, results):
+            reports.append(output)
             if output.request_finished:
                 del self._groups[output.request_id]
-        return outputs
 
     def _take_complete(self, group: SequenceGroup) -> list[TokenOutput]:
         """Take the resumed outputs that have ended out of the group and report them."""
@@ -235,28 +333,32 @@ class Engine:
 
     def _abort_output(self, request_id: str, index: int) -> bool:
         group = self._groups.get(request_id)
-        reported = self._uncomputed.pop(request_id, [])
+        reported = self._unreported.pop(request_id, [])
         kept = [output for output in reported if output.index != index or output.error]
         found = len(kept) < len(reported)
-        if not found and group is not None:
-            found = self._collector.drop_output(group, index)
+        if group is not None:
+            found = self._collector.drop_output(group, index) or found
             if not group.sequences:
                 del self._groups[request_id]
         if kept:
             if request_id not in self._groups:
                 kept[-1] = dataclasses.replace(kept[-1], request_finished=True)
-            self._uncomputed[request_id] = kept
+            self._unreported[request_id] = kept
         return found
+
+    def _end_failed(self, error: FailedRequestsError) -> None:
+        for request_id, info in error.failed.items():
+            self._end_with_error(request_id, info)
 
     def _end_with_error(self, request_id: str, info: ErrorInfo) -> None:
         self.abort(request_id)
-        self._uncomputed[request_id] = [
+        self._unreported[request_id] = [
             TokenOutput(
                 request_id, finish_reason=FinishReason.ERROR, error=info, request_finished=True
             )
         ]
 
-    def _take_uncomputed(self) -> list[TokenOutput]:
-        outputs = [output for reported in self._uncomputed.values() for output in reported]
-        self._uncomputed.clear()
+    def _take_unreported(self) -> list[TokenOutput]:
+        outputs = [output for reported in self._unreported.values() for output in reported]
+        self._unreported.clear()
         return outputs

@@ -6,6 +6,7 @@ from itertools import count
 
 from inferq.protocol.messages import TokenLogprob
 from inferq.worker.engine.beam import BeamSearch
+from inferq.worker.engine.edit_asks import edits_follow_output
 from inferq.worker.engine.sequence import EngineRequest, Sequence, SequenceStatus
 
 
@@ -19,6 +20,7 @@ class SequenceGroup:
 
     __slots__ = (
         "beam_indexes",
+        "decides_on_host",
         "has_forked",
         "has_started",
         "num_blocks_wanted",
@@ -48,6 +50,8 @@ class SequenceGroup:
                 eos_token_ids=eos_token_ids,
                 max_new_tokens=min(room, params.max_tokens or room),
             )
+        #: Whether the host must know a sampled token before the next step can be launched.
+        self.decides_on_host = self.search is not None or edits_follow_output(params)
         self.sequences = self._first_sequences(request, block_size)
         for sequence in self.sequences:
             sequence.group = self

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from inferq.protocol.errors import ErrorCode, ErrorInfo, InferqError, MissingExtraError
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.bad_words import BadWords, word_tokens
+from inferq.worker.engine.edit_asks import asks_penalties
 from inferq.worker.engine.logits_edits import AllowedTokens, LogitsEdits, Penalties, TokenPairs
 from inferq.worker.engine.runner_errors import FailedRequestsError
 from inferq.worker.engine.sequence import Sequence
@@ -23,25 +24,6 @@ from inferq.worker.model.vocabulary import ModelVocabulary
 if TYPE_CHECKING:
     from inferq.worker.engine.form_masks import FormMasks, FormMatchers
     from inferq.worker.engine.structured_output import FormCompiler
-
-
-def asks_edits(params: SamplingParams) -> bool:
-    """Whether logits are changed for a request, besides `min_tokens`."""
-    return bool(
-        params.structured_outputs
-        or params.allowed_token_ids
-        or params.bad_words
-        or params.logit_bias
-        or _asks_penalties(params)
-    )
-
-
-def _asks_penalties(params: SamplingParams) -> bool:
-    return (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (
-        1.0,
-        0.0,
-        0.0,
-    )
 
 
 class _SequenceEdits:
@@ -162,7 +144,7 @@ class LogitsEditor:
             columns.ban(row, longer)
         if kept.bias_tokens.size:
             columns.bias(row, kept.bias_tokens, kept.bias_values)
-        if _asks_penalties(sequence.params):
+        if asks_penalties(sequence.params):
             columns.penalize(row, sequence.params, *kept.counted(sequence))
 
     def _end_tokens(self, sequence: Sequence) -> list[int]:

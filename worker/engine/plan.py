@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from inferq.protocol.errors import ErrorInfo
 from inferq.protocol.messages import TokenLogprob
 from inferq.worker.engine.sequence import Sequence
+
+#: The last entry of `token_ids` while the step that samples it has been launched, not collected.
+UNKNOWN_TOKEN: Final = -1
 
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """Compute `token_ids[num_computed_tokens : num_computed_tokens + num_tokens]` of `sequence`.
+    """Compute `token_ids[first : first + num_tokens]` of `sequence`, from `num_computed_tokens` on.
 
     Its block table already covers these tokens. If it `samples`, one token is sampled for each
-    child index of `children` from the last row's logits; empty stands for the sequence's own.
+    child index of `children` from the last row's logits; empty stands for the sequence's own. The
+    last of the tokens may be `UNKNOWN_TOKEN`: it is what the step before sampled.
     """
 
     sequence: Sequence
@@ -23,12 +28,13 @@ class ScheduledSequence:
     children: tuple[int, ...] = ()
     #: Likeliest next tokens to return, in a beam search; they decide a step, more change nothing.
     num_candidates: int = 0
+    first: int = field(init=False)
+    #: Whether the sequence's last token is computed, so that the next one can be sampled.
+    samples: bool = field(init=False)
 
-    @property
-    def samples(self) -> bool:
-        """Whether the last known token is computed, so that the next one can be sampled."""
-        sequence = self.sequence
-        return sequence.num_computed_tokens + self.num_tokens == len(sequence.token_ids)
+    def __post_init__(self) -> None:
+        self.first = first = self.sequence.num_computed_tokens
+        self.samples = first + self.num_tokens == len(self.sequence.token_ids)
 
 
 class BlockCopy(NamedTuple):
@@ -88,12 +94,13 @@ class SequenceResult:
 
     `samples` has a token for each of its `children` if it samples, `candidates` takes their place
     in beam search. `prompt_logprobs` are those of the prompt's tokens after each prompt position
-    computed in this step, if the request asked for them.
+    computed in this step, if the request asked for them. With an `error` the request cannot go on.
     """
 
     samples: tuple[SampledToken, ...] = ()
     candidates: BeamCandidates | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    error: ErrorInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +113,25 @@ class RunnerSpeeds:
     block_bytes: int
 
 
+class StepHandle(Protocol):
+    """A step that was launched."""
+
+    def results(self) -> SequenceOf[SequenceResult]:
+        """Wait for the step; return one result for each scheduled sequence, in the plan's order.
+
+        Raises what `ModelRunner.execute` raises.
+        """
+
+
 class ModelRunner(Protocol):
     """Whoever computes a plan: it moves blocks, writes the planned tokens' KV, then samples."""
 
     def execute(self, plan: StepPlan) -> SequenceOf[SequenceResult]:
         """Return one result for each scheduled sequence, in the plan's order."""
+
+    def launch(self, plan: StepPlan) -> StepHandle:
+        """Begin a step, to be computed after those launched before; their results may be open.
+
+        The plan's sequences are read before this returns, and not later unless the engine collects
+        the step before it changes them (see `Engine`). Only an engine that launches ahead calls it.
+        """

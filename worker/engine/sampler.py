@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inferq.kernels.gumbel import gumbel_noise
+from inferq.kernels.sampling import probability_mass
 from inferq.protocol.messages import TokenLogprob
+from inferq.worker.engine.host_copy import HostCopy
 from inferq.worker.engine.logits_edits import LogitsEdits
 from inferq.worker.engine.logprobs import beam_candidates, token_logprobs
 from inferq.worker.engine.plan import BeamCandidates
@@ -92,6 +94,33 @@ class Samples:
     """Rows of logits without a usable maximum, and why; their tokens mean nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Tokens that were sampled on the device, while the host may do something else."""
+
+    tokens: Tensor
+    """int64 [S] on the device, for the next step."""
+    highest: Tensor
+    """Of each row of logits [R]."""
+    found: HostCopy
+    """The tokens, then whether each row's highest logit is finite."""
+    logprobs: list[TokenLogprob | None]
+    candidates: list[BeamCandidates]
+    is_edited: bool
+
+    def finish(self) -> Samples:
+        """Wait for the tokens."""
+        found = self.found.get().tolist()
+        size = len(self.logprobs)
+        unusable = [row for row, finite in enumerate(found[size:]) if not finite]
+        return Samples(
+            token_ids=found[:size],
+            logprobs=self.logprobs,
+            candidates=self.candidates,
+            unusable_rows=_reasons(self.highest, unusable, is_edited=self.is_edited),
+        )
+
+
 class Sampler:
     """Samples rows of logits over a vocabulary that may be padded beyond `vocab_size`."""
 
@@ -102,6 +131,12 @@ class Sampler:
         self, logits: Tensor, batch: SamplingBatch, edits: LogitsEdits | None = None
     ) -> Samples:
         """Sample from rows of logits [R, padded vocabulary], which may be overwritten."""
+        return self.start(logits, batch, edits).finish()
+
+    def start(
+        self, logits: Tensor, batch: SamplingBatch, edits: LogitsEdits | None = None
+    ) -> Sampling:
+        """Begin what `sample` does; on a GPU only what is asked beyond tokens is waited for."""
         raw = logits = logits[:, : self._vocab_size].float()
         wanted = np.flatnonzero((batch.num_logprobs >= 0) | batch.is_ranked)
         beam_rows = beam_totals = None
@@ -130,14 +165,13 @@ class Sampler:
         if beam_rows is not None and beam_totals is not None:
             wanted_counts = [count for _, count in batch.beams]
             candidates = beam_candidates(logits, beam_totals, beam_rows, wanted_counts)
-        # One transfer for both.
-        found = torch.cat((tokens, highest.isfinite().long())).tolist()
-        unusable = [row for row, finite in enumerate(found[len(logprobs) :]) if not finite]
-        return Samples(
-            token_ids=found[: len(logprobs)],
+        return Sampling(
+            tokens=tokens,
+            highest=highest,
+            found=HostCopy(torch.cat((tokens, highest.isfinite().long()))),  # one transfer for both
             logprobs=logprobs,
             candidates=candidates,
-            unusable_rows=_reasons(highest, unusable, is_edited=edits is not None),
+            is_edited=edits is not None,
         )
 
 
@@ -243,15 +277,17 @@ def _draw_from_ranking(scores: Tensor, draw: _Draw, count: int) -> tuple[Tensor,
     best, ids = most_likely(scores, count)
     kept = best >= least
     kept &= torch.arange(count, device=scores.device) < _top_k(draw)[:, None]
-    weights = best.double().exp().mul_(kept)
+    # In integers, so that no order of additions matters: the CUDA kernel draws the same tokens.
+    weights = probability_mass(best).mul_(kept)
     # top_p is a share of what min_p and top_k keep: without top_k, of the whole row.
     has_top_k = draw.top_k > 0
     total = weights.sum(dim=1)
     if not bool(has_top_k.all()):
-        row_totals = scores.exp().mul_(scores >= least).sum(dim=1, dtype=torch.float64)
+        row_totals = probability_mass(scores).mul_(scores >= least).sum(dim=1)
         total = torch.where(has_top_k, total, row_totals)
     before = weights.cumsum(dim=1) - weights
-    kept &= before < (draw.top_p * total)[:, None]
+    limit = (draw.top_p.double() * total.double()).ceil().long()
+    kept &= (before < limit[:, None]) | (draw.top_p >= 1)[:, None]
     is_done = torch.where(has_top_k, draw.top_k <= count, ~kept[:, -1])
     width = max(1, int(kept.sum(dim=1).max()))
     best, ids, kept = best[:, :width], ids[:, :width], kept[:, :width]

@@ -95,6 +95,14 @@ class Scheduler:
         if sequence.num_computed_tokens // self._pool.block_size > first_full:
             self._register(sequence, first_full)
 
+    def restart(self) -> None:
+        """Give up all KV on the device and in the host's pool: nobody knows what is in it."""
+        residency = self.residency
+        for sequence in [*residency.running, *residency.swapped]:
+            if sequence.status in (SequenceStatus.RUNNING, SequenceStatus.SWAPPED):
+                self.preemption.drop(sequence)
+        self._pool.forget()
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; return whether no sequence holds blocks any more."""
         self._pool.forget()
@@ -121,7 +129,7 @@ class Scheduler:
                         longer.append(sequence)
             elif len(sequence.token_ids) - sequence.num_computed_tokens > 1:
                 longer.append(sequence)
-            elif sequence.status is SequenceStatus.RUNNING:
+            elif sequence.status is SequenceStatus.RUNNING and not sequence.is_ending:
                 self._schedule_one(draft, sequence, 1)
         return longer
 
@@ -226,7 +234,9 @@ class Scheduler:
             candidate = self._admission.next_candidate(draft, position)
             if candidate is None or (outranked and candidate.priority >= outranked.priority):
                 return
-            if candidate.group.waits_for_sibling(candidate, self._pool.block_size):
+            if candidate.is_ending or candidate.group.waits_for_sibling(
+                candidate, self._pool.block_size
+            ):
                 position += 1
                 continue
             demand = self._admission.demand(candidate)

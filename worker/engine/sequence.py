@@ -66,6 +66,7 @@ class Sequence:
         "cumulative_logprob",
         "group",
         "host_table",
+        "is_ending",
         "num_computed_tokens",
         "num_prompt_tokens",
         "order",
@@ -95,6 +96,8 @@ class Sequence:
         self.host_table: list[int] = []
         self.prefix_chain = PrefixChain(block_size, request.cache_salt)
         self.status = SequenceStatus.WAITING
+        #: Whether it ends with its last token, which is being sampled: whatever that will be.
+        self.is_ending = False
         #: The children to be forked when the prompt is computed: the first is the sequence itself.
         self.pending_children: tuple[int, ...] = ()
         #: Sequences that may run beside it once it forks.
@@ -114,6 +117,7 @@ class Sequence:
         child.host_table = []
         child.prefix_chain = self.prefix_chain.copy()
         child.status = self.status
+        child.is_ending = False
         child.pending_children = ()
         child.spare_slots = 0
         child.order = (*self.order[:3], child_index)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.logits_editor import asks_edits
+from inferq.worker.engine.edit_asks import asks_edits
 from inferq.worker.engine.plan import ScheduledSequence, StepPlan
 from inferq.worker.engine.sequence import Sequence
 

@@ -16,10 +16,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inferq.kernels.attention import AttentionBatch
-from inferq.worker.engine.plan import StepPlan
+from inferq.worker.engine.plan import UNKNOWN_TOKEN, StepPlan
 from inferq.worker.engine.sampler import SamplingBatch
 from inferq.worker.engine.sequence import Sequence
 from inferq.worker.model.asked import Asked, StepAsks, num_alternatives, step_asks
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownTokens:
+    """Tokens that the step before sampled, and only the device knows."""
+
+    rows: Tensor
+    """int64 [N]: indexes into T."""
+    sources: Tensor
+    """int64 [N]: indexes into the tokens that the step before sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,8 @@ class StepInputs:
     """One step's tokens [T] on the device, and what is sampled from which of their rows [R]."""
 
     token_ids: Tensor
+    unknown: UnknownTokens | None
+    """Those of `token_ids` that are still to be put in."""
     positions: Tensor
     batch: AttentionBatch
     rows: Tensor
@@ -57,6 +69,8 @@ class SequenceRows:
         self.asked = np.zeros(max_num_seqs, dtype=np.uint8)
         #: Tokens before which a sequence may not end.
         self.min_length = np.zeros(max_num_seqs, dtype=np.int64)
+        #: Index of a sequence's token among those that the latest step sampled.
+        self.sample_index = np.zeros(max_num_seqs, dtype=np.int64)
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._free = list(range(max_num_seqs - 1, -1, -1))
@@ -106,7 +120,7 @@ class SequenceRows:
 
 
 class StepInputBuilder:
-    """Builds each step's inputs, with token ids in a host buffer that is made once."""
+    """Builds each step's inputs, with token ids in host buffers that are made once."""
 
     def __init__(
         self,
@@ -123,15 +137,16 @@ class StepInputBuilder:
         self._device = device
         max_blocks = -(-max_model_len // block_size)
         self._rows = SequenceRows(max_num_seqs, max_blocks, block_size, vocab_size)
-        # Pinned memory lets the copy to a GPU run beside the host.
-        self._token_ids = torch.zeros(
-            max_num_tokens, dtype=torch.int64, pin_memory=device.type == "cuda"
+        # Two, in turn: the step before may still be running. Pinned memory lets the copy to a GPU
+        # run beside the host.
+        self._token_ids, self._other_token_ids = (
+            torch.zeros(max_num_tokens, dtype=torch.int64, pin_memory=device.type == "cuda")
+            for _ in range(2)
         )
-        self._host_token_ids = self._token_ids.numpy()
         self._counting = np.arange(max_num_tokens, dtype=np.int64)
 
     def build(self, plan: StepPlan) -> StepInputs:
-        """Return the plan's inputs, valid until the next call."""
+        """Return the plan's inputs, valid until the call after the next."""
         scheduled, total, size = plan.scheduled, plan.num_tokens, len(plan.scheduled)
         sequences = [item.sequence for item in scheduled]
         rows = self._rows.assign(sequences)
@@ -140,7 +155,7 @@ class StepInputBuilder:
         known = np.fromiter((len(s.token_ids) for s in sequences), np.int64, size)
         ends = query_lens.cumsum()
         starts = ends - query_lens
-        self._fill_token_ids(plan, starts)
+        host_token_ids = self._fill_token_ids(plan, starts)
         owners = self._counting[:size].repeat(query_lens)
         positions = self._counting[:total] + (contexts - starts)[owners]
         seq_lens = contexts + query_lens
@@ -151,7 +166,9 @@ class StepInputBuilder:
         computed = ends[sampled] - 1
         if asks is not None and asks.prompt is not None:
             computed = np.concatenate((computed, asks.prompt.rows))
+        unknown = self._unknown_tokens(host_token_ids[:total], rows[owners])
         sampled_rows, sampled_known = rows[sampled], known[sampled]
+        self._rows.sample_index[sampled_rows] = self._counting[: sampled.size]
         too_early = np.flatnonzero(sampled_known < self._rows.min_length[sampled_rows]).tolist()
         batch = AttentionBatch(
             query_starts=self._copy(np.append(starts, total).astype(np.int32)),
@@ -165,6 +182,7 @@ class StepInputBuilder:
         )
         return StepInputs(
             token_ids=self._token_ids[:total].to(self._device, non_blocking=True),
+            unknown=unknown,
             positions=self._copy(positions),
             batch=batch,
             rows=self._copy(computed),
@@ -178,18 +196,30 @@ class StepInputBuilder:
         """Let go of all sequences: a step has none."""
         self._rows.assign(())
 
-    def _fill_token_ids(self, plan: StepPlan, starts: NDArray[np.int64]) -> None:
+    def _fill_token_ids(self, plan: StepPlan, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        self._token_ids, self._other_token_ids = self._other_token_ids, self._token_ids
+        host: NDArray[np.int64] = self._token_ids.numpy()
         decodes = plan.scheduled[: plan.num_decodes]
-        self._host_token_ids[: len(decodes)] = [
+        host[: len(decodes)] = [
             item.sequence.token_ids[item.sequence.num_computed_tokens] for item in decodes
         ]
         for item, start in zip(
             plan.scheduled[plan.num_decodes :], starts[plan.num_decodes :].tolist(), strict=True
         ):
             first = item.sequence.num_computed_tokens
-            self._host_token_ids[start : start + item.num_tokens] = item.sequence.token_ids[
-                first : first + item.num_tokens
-            ]
+            tokens = item.sequence.token_ids[first : first + item.num_tokens]
+            host[start : start + item.num_tokens] = tokens
+        return host
+
+    def _unknown_tokens(
+        self, token_ids: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> UnknownTokens | None:
+        unknown = np.flatnonzero(token_ids == UNKNOWN_TOKEN)
+        if not unknown.size:
+            return None
+        return UnknownTokens(
+            self._copy(unknown), self._copy(self._rows.sample_index[rows[unknown]])
+        )
 
     def _sampling(
         self, rows: NDArray[np.int64], known: NDArray[np.int64], asks: StepAsks | None

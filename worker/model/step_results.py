@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import Final
 
+from inferq.protocol.errors import ErrorCode, ErrorInfo
 from inferq.protocol.messages import TokenLogprob
 from inferq.worker.engine.plan import SampledToken, SequenceResult, StepPlan
-from inferq.worker.engine.sampler import Samples
+from inferq.worker.engine.sampler import Samples, Unusable
 from inferq.worker.model.step_inputs import StepInputs
+
+_REASONS: Final = {
+    Unusable.NOT_FINITE: ErrorInfo(ErrorCode.INTERNAL, "the model's logits are not finite"),
+    Unusable.DEAD_END: ErrorInfo(
+        ErrorCode.INVALID_REQUEST,
+        "no token may follow the output so far: allowed_token_ids, structured_outputs, bad_words "
+        "and min_tokens leave none",
+    ),
+}
 
 
 def step_results(
@@ -20,7 +31,8 @@ def step_results(
 ) -> list[SequenceResult]:
     """Return one result for each scheduled sequence, in the plan's order.
 
-    `prompt_logprobs` are by index into the plan.
+    Sequences whose logits cannot be sampled get an error. `prompt_logprobs` are by index into the
+    plan.
     """
     nothing = SequenceResult()
     sampled = iter(()) if samples is None else _results(step, samples)
@@ -31,6 +43,16 @@ def step_results(
 
 
 def _results(step: StepInputs, samples: Samples) -> Iterator[SequenceResult]:
+    results = _row_results(step, samples)
+    if not (unusable := samples.unusable_rows):
+        return results
+    return (
+        SequenceResult(error=_REASONS[unusable[row]]) if row in unusable else result
+        for row, result in enumerate(results)
+    )
+
+
+def _row_results(step: StepInputs, samples: Samples) -> Iterator[SequenceResult]:
     tokens = _sampled_tokens(step, samples)
     asks = step.asks
     if asks is None or not (asks.beams or asks.children):

@@ -16,6 +16,7 @@ from inferq.worker.engine.beam import BeamSearch
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine, TokenOutput
 from inferq.worker.engine.plan import (
+    UNKNOWN_TOKEN,
     BeamCandidates,
     RunnerSpeeds,
     SampledToken,
@@ -69,7 +70,24 @@ class SimulatedRunner:
         self.computed_tokens = 0
         self.num_copies = 0
         self.fail_next = False
+        #: Whether a failure is seen only when the step's results are asked for.
+        self.fails_late = False
+        #: Steps launched after such a failure, until it is seen, find no device.
+        self.is_lost = False
+        self._sampled: dict[Sequence, int] = {}
         self._states: dict[Sequence, list[int]] = {}
+
+    def launch(self, plan: StepPlan) -> SimulatedStep:
+        """The device works in order, so that its work may as well be done here."""
+        if self.is_lost:
+            return SimulatedStep(self, None)
+        if self.fail_next and self.fails_late:
+            self.fail_next, self.is_lost = False, True
+            return SimulatedStep(self, None)
+        return SimulatedStep(self, self.execute(plan))
+
+    def find_device(self) -> None:
+        self.is_lost = False
 
     def execute(self, plan: StepPlan) -> list[SequenceResult]:
         if self.fail_next:
@@ -81,6 +99,11 @@ class SimulatedRunner:
             self._compute(item, state) for item, state in zip(plan.scheduled, contexts, strict=True)
         ]
         self.computed_tokens += plan.num_tokens
+        self._sampled = {
+            item.sequence: result.samples[0].token_id
+            for item, result in zip(plan.scheduled, results, strict=True)
+            if len(result.samples) == 1
+        }
         return results
 
     def _move(self, plan: StepPlan) -> None:
@@ -133,16 +156,39 @@ class SimulatedRunner:
     def _write(self, sequence: Sequence, num_tokens: int, state: int) -> int:
         start = sequence.num_computed_tokens
         for position in range(start, start + num_tokens):
-            state = _mix(state, sequence.token_ids[position])
+            state = _mix(state, self._token(sequence, position))
             block, offset = divmod(position, self.block_size)
             self.cache[sequence.block_table[block]][offset] = state
         return state
 
+    def _token(self, sequence: Sequence, position: int) -> int:
+        """The token there: one that the host does not know is what the step before sampled."""
+        token_id = sequence.token_ids[position]
+        if token_id != UNKNOWN_TOKEN:
+            return token_id
+        assert position == len(sequence.token_ids) - 1, "only the last token may be unknown"
+        return self._sampled[sequence]
+
     def _expected(self, sequence: Sequence) -> list[int]:
         states = self._states.setdefault(sequence, [])
-        for token_id in sequence.token_ids[len(states) :]:
+        for position in range(len(states), len(sequence.token_ids)):
+            token_id = self._token(sequence, position)
             states.append(_mix(states[-1] if states else 0, token_id))
         return states
+
+
+@dataclass
+class SimulatedStep:
+    """A launched step; without results it has failed."""
+
+    runner: SimulatedRunner
+    found: list[SequenceResult] | None
+
+    def results(self) -> list[SequenceResult]:
+        if self.found is None:
+            self.runner.find_device()
+            raise OSError("the device fell off the bus")
+        return self.found
 
 
 @dataclass
@@ -178,6 +224,7 @@ class Simulation:
         num_swap_blocks: int = 0,
         speeds: RunnerSpeeds | None = None,
         eos: frozenset[int] = frozenset({EOS}),
+        launches_ahead: bool = False,
         **options: object,
     ) -> None:
         self.config = EngineConfig(
@@ -203,6 +250,7 @@ class Simulation:
             speeds=speeds,
             on_step=self._check_plan,
             preemption_hook=self._preempt,
+            launches_ahead=launches_ahead,
         )
         self.has_failed = False
         self.plans: list[list[tuple[str, int]]] = []
@@ -272,11 +320,16 @@ class Simulation:
         """Disturb the next step."""
         self.to_preempt.append((request_id, index, by_swap))
 
-    def fail_one_step(self) -> None:
+    def fail_one_step(self, *, late: bool = False) -> None:
         self.runner.fail_next = self.has_failed = True
+        self.runner.fails_late = late
         with contextlib.suppress(OSError):  # a step with nothing to do does not reach the runner
             self.step()
-        self.runner.fail_next = False
+        self.runner.fail_next = self.runner.fails_late = False
+        if self.runner.is_lost:
+            with contextlib.suppress(OSError):
+                self.step()
+        assert not self.runner.is_lost
 
     def check_books(self) -> None:
         self.engine.check_integrity()

@@ -436,6 +436,7 @@ def test_stats_count_what_happened(simulation):
         ("swap_space", True),
         ("num_swap_blocks", -1),
         ("enforce_eager", 0),
+        ("async_scheduling", 1),
         ("seed", -1),
     ],
 )

@@ -46,6 +46,7 @@ _operation = st.one_of(
     st.tuples(st.just("recompute"), _target),
     st.tuples(st.just("swap"), _target),
     st.tuples(st.just("fail"), st.none()),
+    st.tuples(st.just("fail late"), st.none()),
     st.tuples(st.just("reset"), st.none()),
 )
 
@@ -61,6 +62,8 @@ def drive(sim, operations):
                 sim.step()
         elif kind == "fail":
             sim.fail_one_step()
+        elif kind == "fail late":
+            sim.fail_one_step(late=True)
         elif kind == "reset":
             sim.engine.reset_prefix_cache()
         elif kind in ("recompute", "swap"):
@@ -142,7 +145,8 @@ def check_does_not_fit(sim, request, last):
     assert needed > num_blocks, request
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@pytest.mark.parametrize("launches_ahead", [False, True])
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(
     operations=st.lists(_operation, max_size=40),
     num_blocks=st.integers(1, 14),
@@ -165,6 +169,7 @@ def test_any_history_ends_in_the_undisturbed_answers(
     max_model_len,
     threshold,
     mode,
+    launches_ahead,
 ):
     sim = simulation(
         num_blocks,
@@ -176,14 +181,16 @@ def test_any_history_ends_in_the_undisturbed_answers(
         long_prefill_token_threshold=threshold,
         preemption_mode=mode,
         speeds=RunnerSpeeds(1000.0, 80_000.0, 100),  # swap pays for what fills its blocks
+        launches_ahead=launches_ahead,
     )
     check_all(sim, drive(sim, operations))
 
 
 def random_operations(rng: random.Random, count: int):
-    kinds = ["add", "step", "abort", "abort output", "recompute", "swap", "fail", "reset"]
+    kinds = ["add", "step", "abort", "abort output", "recompute", "swap"]
+    kinds += ["fail", "fail late", "reset"]
     for _ in range(count):
-        kind = rng.choices(kinds, [30, 50, 3, 3, 6, 6, 2, 1])[0]
+        kind = rng.choices(kinds, [30, 50, 3, 3, 6, 6, 1, 1, 1])[0]
         if kind == "step":
             yield kind, rng.randint(1, 4)
         elif kind != "add":
@@ -207,8 +214,11 @@ def random_request(rng: random.Random):
     }
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_long_busy_history_with_preemptions_and_shared_prefixes(simulation, seed: int):
+@pytest.mark.parametrize("launches_ahead", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_long_busy_history_with_preemptions_and_shared_prefixes(
+    simulation, seed: int, launches_ahead: bool
+):
     rng = random.Random(seed)
     sim = simulation(
         rng.choice([16, 24, 40]),
@@ -217,6 +227,7 @@ def test_a_long_busy_history_with_preemptions_and_shared_prefixes(simulation, se
         num_swap_blocks=rng.choice([10, 30]),
         preemption_mode=("swap", "auto", "recompute", "auto")[seed % 4],
         speeds=RunnerSpeeds(1000.0, 80_000.0, 100),
+        launches_ahead=launches_ahead,
     )
     aborted = drive(sim, random_operations(rng, 400))
     check_all(sim, aborted)
@@ -242,6 +253,7 @@ def random_engine(simulation, rng: random.Random):
         speeds=RunnerSpeeds(1000.0, 80_000.0, 100),
         long_prefill_token_threshold=rng.choice([0, 0, 3, 7]),
         enable_prefix_caching=rng.random() < 0.7,
+        launches_ahead=rng.random() < 0.5,
     )
 
 

@@ -43,6 +43,7 @@ def engine_of(folder: Path, rng: random.Random | None = None, **options: Any) ->
         vocab_size=runner.vocab_size,
         num_swap_blocks=runner.num_swap_blocks,
         preemption_hook=None if rng is None else Disturbance(rng),
+        launches_ahead=runner.launches_ahead,
     )
 
 
@@ -54,6 +55,7 @@ def random_requests(rng: random.Random, random_text: Make) -> list[EngineRequest
         {"best_of": 2},
         {"beam_width": 3, "n": 3},
         {"n": 2, "top_k": 20, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+        {"logprobs": 3, "logit_bias": {5: 2.0, 6: -3.0}, "min_tokens": 3},
     ]
     shared = random_text(20, 99)
     return [
@@ -87,9 +89,10 @@ def run(engine: Engine, requests: list[EngineRequest], rng: random.Random) -> Ou
     return outputs
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_outputs_equal_those_of_an_engine_with_room_for_all(
-    make_model: Make, random_text: Make, seed: int
+    make_model: Make, random_text: Make, seed: int, ahead: bool
 ) -> None:
     rng = random.Random(seed)
     folder = make_model()
@@ -107,6 +110,7 @@ def test_outputs_equal_those_of_an_engine_with_room_for_all(
         max_num_seqs=8,
         max_num_batched_tokens=24,
         preemption_mode=("swap", "auto", "swap")[seed],
+        async_scheduling=ahead,
     )
     assert run(tight, requests, rng) == expected
     stats = tight.stats()

@@ -189,11 +189,13 @@ def test_requests_that_nothing_can_follow_are_named_and_the_others_go_on(
     loop = loop_of(folder)
     dead = loop.add([5, 6], "dead", allowed_token_ids=[2], min_tokens=3, ignore_eos=False)
     sound = loop.add([5, 6], "sound")
-    with pytest.raises(FailedRequestsError, match="no token may follow") as caught:
-        loop.step([dead, sound])
-    assert caught.value.failed["dead"].code == "invalid_request"
-    assert caught.value.request_ids == ("dead",)
-    loop.run([sound])
+    failed, result = loop.runner.execute(loop.plan([dead, sound]))
+    assert failed.error is not None
+    assert failed.error.code == "invalid_request"
+    assert "no token may follow" in failed.error.message
+    assert failed.samples == ()
+    assert result.error is None
+    assert len(result.samples) == 1
 
 
 def test_a_form_that_the_model_has_no_tokenizer_for_fails_its_request_alone(
