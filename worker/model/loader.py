@@ -30,9 +30,12 @@ _MAX_NAMES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class WeightGroup:
-    """Parameters that are filled together, and what fixes their layout once they are."""
+    """Parameters that are filled together, and what fixes their layout once they are.
 
-    targets: Mapping[str, Tensor]
+    `targets` is asked anew each time: nobody but the model holds a tensor that `finish` replaces.
+    """
+
+    targets: Callable[[], Mapping[str, Tensor]]
     finish: Callable[[], None]
 
 
@@ -57,12 +60,11 @@ def load_weights(
     """
     started = time.monotonic()
     stored = _stored_tensors(folder, groups, rename)
-    size = sum(target.nbytes for group in groups for target in group.targets.values())
+    size = sum(target.nbytes for group in groups for target in group.targets().values())
     with LoadProgress(size) as progress:
         for group in groups:
-            _fill(group, stored)
+            progress.add(_fill(group, stored))
             group.finish()
-            progress.add(sum(target.nbytes for target in group.targets.values()))
     _log.info("loaded %s of weights in %.1f s", format_bytes(size), time.monotonic() - started)
 
 
@@ -78,7 +80,7 @@ def _stored_tensors(
     folder: Path, groups: Sequence[WeightGroup], rename: Callable[[str], str | None]
 ) -> dict[str, _Stored]:
     """Find every target's tensor; raise `ModelError` unless files and targets fit exactly."""
-    targets = {name: target for group in groups for name, target in group.targets.items()}
+    targets = {name: target for group in groups for name, target in group.targets().items()}
     found: dict[str, _Stored] = {}
     unknown: list[str] = []
     for path in weight_files(folder):
@@ -103,13 +105,18 @@ def _stored_tensors(
     return found
 
 
-def _fill(group: WeightGroup, stored: Mapping[str, _Stored]) -> None:
-    """Copy a group's tensors; each file's mapping, and with it its pages, is dropped after it."""
-    for path in sorted({stored[name].path for name in group.targets}):
+def _fill(group: WeightGroup, stored: Mapping[str, _Stored]) -> int:
+    """Copy a group's tensors and return their bytes; a file is mapped, and its pages kept, for it.
+
+    Pages of a file count as this process's memory while they are mapped.
+    """
+    targets = group.targets()
+    for path in sorted({stored[name].path for name in targets}):
         with _opened(path) as file:
-            for name, target in group.targets.items():
+            for name, target in targets.items():
                 if stored[name].path == path:
                     target.copy_(file.get_tensor(stored[name].name))
+    return sum(target.nbytes for target in targets.values())
 
 
 @contextmanager

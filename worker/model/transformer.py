@@ -309,7 +309,9 @@ class Decoder:
     def targets(self) -> dict[str, Tensor]:
         """Map each checkpoint tensor's name to the (part of a) parameter that it fills."""
         return {
-            name: target for group in self.weight_groups() for name, target in group.targets.items()
+            name: target
+            for group in self.weight_groups()
+            for name, target in group.targets().items()
         }
 
     def weight_groups(self) -> list[WeightGroup]:
@@ -317,22 +319,38 @@ class Decoder:
 
         The largest come first, while there is least beside them.
         """
-        names = self.config.family.names
-        embeddings = {f"{names.model}{names.embedding}.weight": self.embedding}
-        if self._positions is not None:
-            embeddings[f"{names.model}{names.positions}.weight"] = self._positions
-        head = {} if self.config.tie_word_embeddings else {f"{names.head}.weight": self.head.weight}
-        final_norm = dict(self.final_norm.targets(f"{names.model}{names.final_norm}"))
         groups = [
-            WeightGroup(embeddings, lambda: None),
-            WeightGroup(head, self.head.pack),
-            WeightGroup(final_norm, self.final_norm.pack),
+            WeightGroup(self._embedding_targets, lambda: None),
+            WeightGroup(self._head_targets, self._pack_head),
         ]
-        for index, layer in enumerate(self.layers):
-            prefix = f"{names.model}{names.layer}{index}."
-            targets = {f"{prefix}{name}": target for name, target in layer.targets()}
-            groups.append(WeightGroup(targets, layer.pack))
+        groups += [
+            WeightGroup(partial(self._layer_targets, index), layer.pack)
+            for index, layer in enumerate(self.layers)
+        ]
         return groups
+
+    def _embedding_targets(self) -> dict[str, Tensor]:
+        names = self.config.family.names
+        targets = {f"{names.model}{names.embedding}.weight": self.embedding}
+        if self._positions is not None:
+            targets[f"{names.model}{names.positions}.weight"] = self._positions
+        return targets
+
+    def _head_targets(self) -> dict[str, Tensor]:
+        names = self.config.family.names
+        targets = dict(self.final_norm.targets(f"{names.model}{names.final_norm}"))
+        if not self.config.tie_word_embeddings:
+            targets[f"{names.head}.weight"] = self.head.weight
+        return targets
+
+    def _layer_targets(self, index: int) -> dict[str, Tensor]:
+        names = self.config.family.names
+        prefix = f"{names.model}{names.layer}{index}."
+        return {f"{prefix}{name}": target for name, target in self.layers[index].targets()}
+
+    def _pack_head(self) -> None:
+        self.final_norm.pack()
+        self.head.pack()
 
     def rename(self, name: str) -> str | None:
         """Return the target of a checkpoint's tensor, or None for one that is not used.
