@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import queue
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import structlog
@@ -20,10 +16,13 @@ import structlog
 from inferq.protocol.errors import InferqError, ModelError
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine_output import EngineOutput
-from inferq.worker.frames import decode_output, pack, unpack
+from inferq.worker.frame_pipe import FramePipe
+from inferq.worker.frames import decode_output
 
 logger = structlog.get_logger("inferq.engine")
 
+#: What the engine's process runs.
+ENGINE_COMMAND: Final = (sys.executable, "-m", "inferq.worker.engine_process")
 #: Seconds to let the process end by itself before it is killed.
 STOP_TIMEOUT_S: Final = 5.0
 
@@ -48,13 +47,17 @@ class EngineInfo:
 
 
 class EngineClient:
-    """Runs one engine process; `on_outputs` is called on the event loop for each batch of steps."""
+    """Runs one engine process; `on_outputs` is called on the event loop for each batch of steps.
 
-    def __init__(self) -> None:
+    `command` starts the process; the number of its end of the pipe's descriptor is put behind it.
+    """
+
+    def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
+        self._command = command
         self.on_outputs: Callable[[Sequence[EngineOutput]], None] = _nobody_listens
         self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
-        self._outbox: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
+        self._pipe: FramePipe | None = None
+        self._burial: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._dead = asyncio.Event()
         #: Why the process ended, once it has.
@@ -86,10 +89,11 @@ class EngineClient:
         """
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
-        self._process, self._connection = _launch()
-        threading.Thread(target=self._read, args=(loop,), name="engine-reader", daemon=True).start()
-        threading.Thread(target=self._write, name="engine-writer", daemon=True).start()
-        self._outbox.put([options])
+        self._process, ours = _launch(self._command)
+        _, self._pipe = await loop.create_connection(
+            lambda: FramePipe(self._receive, self._lost), sock=ours
+        )
+        self._pipe.send([options])
         return await self._ready
 
     def add(
@@ -109,7 +113,7 @@ class EngineClient:
         if not self._unanswered:
             self.last_step_at = time.monotonic()
         self._unanswered.add(request_id)
-        self._outbox.put(
+        self._send(
             [
                 "add",
                 request_id,
@@ -124,11 +128,11 @@ class EngineClient:
     def abort(self, request_id: str) -> None:
         """Have the engine drop a request and free its blocks at once."""
         self._unanswered.discard(request_id)
-        self._outbox.put(["abort", [[request_id, None]]])
+        self._send(["abort", [[request_id, None]]])
 
     def abort_output(self, request_id: str, index: int) -> None:
         """Have the engine drop one output of a request of which others go on."""
-        self._outbox.put(["abort", [[request_id, index]]])
+        self._send(["abort", [[request_id, index]]])
 
     async def wait_dead(self, timeout_s: float) -> None:
         """Wait until the process has ended, or the time is over."""
@@ -139,12 +143,10 @@ class EngineClient:
 
     async def stop(self) -> None:
         """End the process."""
-        if self._process is None or self._connection is None:
+        if self._process is None:
             return
-        self._outbox.put(None)
-        # A shutdown wakes the reader thread and the child at once; a close would wait for both.
-        with socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
-            ours.shutdown(socket.SHUT_RDWR)
+        if self._pipe is not None:
+            self._pipe.close()  # which ends the process, also in the middle of a step
         process = self._process
         try:
             await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
@@ -157,31 +159,9 @@ class EngineClient:
         if self._process is not None:
             self._process.kill()
 
-    def _write(self) -> None:
-        """Send frames from a thread of its own: a stuck engine must not stop the event loop."""
-        assert self._connection is not None
-        try:
-            while (frame := self._outbox.get()) is not None:
-                self._connection.send_bytes(pack(frame))
-        except OSError as error:
-            # The reader thread sees the end as well and sets `death`.
-            logger.debug("engine pipe closed", error=str(error))
-
-    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        assert self._connection is not None
-        reason = "the engine process ended"
-        try:
-            while True:
-                frame = unpack(self._connection.recv_bytes())
-                loop.call_soon_threadsafe(self._receive, frame)
-        except (EOFError, OSError):
-            if self._process is not None:
-                try:
-                    reason = f"{reason} with status {self._process.wait(STOP_TIMEOUT_S)}"
-                except subprocess.TimeoutExpired:
-                    reason = f"{reason} its connection"
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(self._gone, reason)
+    def _send(self, frame: list[Any]) -> None:
+        assert self._pipe is not None
+        self._pipe.send(frame)
 
     def _receive(self, frame: list[Any]) -> None:
         assert self._ready is not None
@@ -206,24 +186,37 @@ class EngineClient:
         )
         self.on_outputs(outputs)
 
-    def _gone(self, reason: str) -> None:
+    def _lost(self, error: Exception | None) -> None:
+        self._burial = asyncio.get_running_loop().create_task(self._bury(error))
+
+    async def _bury(self, error: Exception | None) -> None:
+        """Find out how the process whose pipe is closed has ended."""
+        assert self._process is not None
         assert self._ready is not None
+        reason = "the engine process ended"
+        try:
+            status = await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_S)
+            reason = f"{reason} with status {status}"
+        except subprocess.TimeoutExpired:
+            reason = f"{reason} its connection"
+        if error is not None:
+            reason = f"{reason} ({type(error).__name__}: {error})"
         if not self._ready.done():
             self._ready.set_exception(EngineDied(reason))
         self.death = reason
         self._dead.set()
 
 
-def _launch() -> tuple[subprocess.Popen[bytes], Connection]:
+def _launch(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "inferq.worker.engine_process", str(theirs.fileno())],
+            [*command, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C is for the I/O side, which drains the engine
         )
-    return process, Connection(ours.detach())
+    return process, ours
 
 
 def _nobody_listens(outputs: Sequence[EngineOutput]) -> None:

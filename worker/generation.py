@@ -33,7 +33,10 @@ class Generation:
     @property
     def is_finished(self) -> bool:
         """Whether all outputs have ended."""
-        return all(output.is_finished for output in self.log.outputs)
+        outputs = self.log.outputs
+        if len(outputs) == 1:  # at every token of almost every job
+            return outputs[0].is_finished
+        return all(output.is_finished for output in outputs)
 
     def receive(self, new: EngineOutput) -> bool:
         """Take new tokens of one output.

@@ -8,14 +8,18 @@ under one time-out.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from typing import Any, Final
 
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 #: Seconds that one call may take.
 CALL_TIMEOUT_S: Final = 5.0
+#: Seconds without a call after which the other end may have closed the connection.
+IDLE_S: Final = 5.0
 
 
 class ScriptConnection(Redis):
@@ -28,6 +32,7 @@ class ScriptConnection(Redis):
     def __init__(self, client: Redis) -> None:
         super().__init__(connection_pool=client.connection_pool)
         self._held: Any = None
+        self._used_at = 0.0
         self._turn = asyncio.Lock()
 
     def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Awaitable[Any]:
@@ -46,10 +51,11 @@ class ScriptConnection(Redis):
     async def _call(self, *command: Any) -> Any:
         async with self._turn:
             if self._held is None:
-                self._held = self.connection_pool.make_connection()
+                self._held = self.connection_pool.make_connection()  # type: ignore[no-untyped-call]
                 self._held.socket_timeout = None  # the time-out below covers all
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S) as limit:
+                    await self._drop_if_closed()
                     await self._held.connect()
                     await self._held.send_command(*command)
                     return await self._held.read_response()
@@ -58,3 +64,13 @@ class ScriptConnection(Redis):
                 if not limit.expired():
                     raise
                 raise RedisTimeoutError(f"no reply within {CALL_TIMEOUT_S:g} s") from None
+
+    async def _drop_if_closed(self) -> None:
+        now = time.monotonic()
+        if self._held.is_connected and now > self._used_at + IDLE_S:
+            try:
+                await self._held.send_command("PING")
+                await self._held.read_response()
+            except (RedisConnectionError, OSError):
+                await self._held.disconnect(nowait=True)
+        self._used_at = now
