@@ -1,0 +1,144 @@
+"""The GPU benchmark without a GPU: every line that can run does, and it always ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "benchmarks" / "gpu"
+
+FAKE = """
+import os, time
+from gpu.records import Quantity, Record, Target
+from gpu.section import Case, each
+
+def cases(settings):
+    yield each("good", lambda: Record("good", {"x": Quantity(0.9, "of y")}, Target("x", 0.85)))
+    yield each("short", lambda: Record("short", {"x": Quantity(0.8)}, Target("x", 0.85)))
+    yield each("raises", lambda: {}["key"])
+    yield each("dies", lambda: os._exit(7))
+    yield each("hangs", lambda: time.sleep(1000))
+    yield each("after", lambda: Record("after", {"x": Quantity(1, "s")}))
+"""
+
+
+def smoke(tmp_path: Path, *options: str) -> dict[str, Any]:
+    """Run the script; all it reports must have worked."""
+    done = subprocess.run(
+        [FOLDER / "run.sh", "--smoke", "--out", tmp_path, *options],
+        env={**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""},
+        cwd=tmp_path,  # it finds its own way
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results: dict[str, Any] = json.loads((tmp_path / "results.json").read_text())
+    return results
+
+
+def test_sections_run_from_the_checkout_alone(tmp_path: Path) -> None:
+    results = smoke(tmp_path, "--only", "environment,check_rows,decode_speed,swap_speed")
+    assert list(results["sections"]) == ["environment", "check_rows", "decode_speed", "swap_speed"]
+    for section in results["sections"].values():
+        assert section["records"]
+        assert {record["status"] for record in section["records"]} <= {"met", "measured"}
+    decode = results["sections"]["decode_speed"]["records"][0]
+    assert decode["case"] == "batch 1, context 24"
+    assert decode["quantities"]["share"]["unit"] == "of copy bandwidth"
+    table = (tmp_path / "results.md").read_text()
+    assert "| Decode attention | batch 1, context 24 | time " in table
+    assert len(results["sources_sha256"]) == 64
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_every_section_runs(tmp_path: Path) -> None:
+    results = smoke(tmp_path)
+    assert len(results["sections"]) == 13
+    assert results["seconds"] < 400
+
+
+@pytest.fixture
+def fake_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the package with one more section, on the path of this process and its children."""
+    package = tmp_path / "path" / "gpu"
+    package.mkdir(parents=True)
+    for path in FOLDER.glob("*.py"):
+        (package / path.name).symlink_to(path)
+    (package / "fake.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    return package
+
+
+@pytest.mark.usefixtures("fake_section")
+def test_a_section_that_dies_or_hangs_goes_on_with_its_next_case(tmp_path: Path) -> None:
+    from gpu.plan import Section
+    from gpu.worker import SectionWorker
+
+    worker = SectionWorker(Section("fake", "Fake", 60, stall=1.5), tmp_path, smoke=True)
+    worker.start()
+    worker.go(time.monotonic() + 100)
+    while worker.poll():
+        time.sleep(0.05)
+    records = {record["case"]: record for record in worker.records()}
+    assert {case: record["status"] for case, record in records.items()} == {
+        "good": "met",
+        "short": "missed",
+        "raises": "failed",
+        "dies": "failed",
+        "hangs": "failed",
+        "after": "measured",
+    }
+    assert "KeyError: 'key'" in records["raises"]["error"]
+    assert "ended with 7" in records["dies"]["error"]
+    assert "hung" in records["hangs"]["error"]
+
+
+@pytest.mark.usefixtures("fake_section")
+def test_a_section_ends_with_its_time(tmp_path: Path) -> None:
+    from gpu.plan import Section
+    from gpu.worker import SectionWorker
+
+    worker = SectionWorker(Section("fake", "Fake", 60, stall=1000), tmp_path, smoke=True)
+    worker.start()
+    began = time.monotonic()
+    worker.go(began + 1)
+    while worker.poll():
+        time.sleep(0.05)
+    assert time.monotonic() - began < 5
+    assert "the time was used up" in worker.records()[-1]["error"]
+
+
+def test_the_time_of_all_sections_is_less_than_the_limit() -> None:
+    """Each is kept its own part: concurrent ones share the longest of theirs."""
+    source = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", _TIMES],
+            env={**os.environ, "PYTHONPATH": str(FOLDER.parent)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    )
+    assert source["kept"] <= source["total"] < 8 * 60 - 20
+
+
+_TIMES = """
+import json
+from gpu.plan import SECTIONS, TOTAL_SECONDS
+together = [section.seconds for section in SECTIONS if section.concurrent]
+alone = [section.seconds for section in SECTIONS if not section.concurrent]
+print(json.dumps({"kept": sum(alone) + max(together), "total": TOTAL_SECONDS}))
+"""
