@@ -93,7 +93,7 @@ void find_keys(const Attention& a, std::int64_t sequence, std::int64_t first, st
     }
 }
 
-// tanh within 3e-7: by its series near zero, where 1 - 2 / (e^2x + 1) would cancel.
+// tanh within 2e-7: by its series near zero, where 1 - 2 / (e^2x + 1) would cancel.
 inline Vec vtanh(Vec x) {
     const Vec square = x * x;
     Vec series = square * (62.0f / 2835) - 17.0f / 315;

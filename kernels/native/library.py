@@ -79,6 +79,13 @@ def load_native() -> NativeLibrary | None:
         return None
 
 
+@cache
+def native_function(name: str, signature: str) -> Callable[..., None] | None:
+    """Return a native kernel (see `NativeLibrary.function`), or None where there are none."""
+    library = load_native()
+    return library.function(name, signature) if library else None
+
+
 def _load() -> NativeLibrary:
     toolchain = Toolchain.find(_openmp_runtime())
     name = f"{toolchain.fingerprint()}.so"
