@@ -71,7 +71,10 @@ def sample_tokens(
     scores = (logits - highest[:, None]) / torch.where(is_greedy, 1.0, temperature)[:, None]
     ranked, ids = scores.sort(dim=1, descending=True, stable=True)
     kept = ranked >= min_p.log()[:, None]
-    kept &= torch.arange(vocab_size) < torch.where(top_k > 0, top_k, vocab_size)[:, None]
+    kept &= (
+        torch.arange(vocab_size, device=logits.device)
+        < torch.where(top_k > 0, top_k, vocab_size)[:, None]
+    )
     mass = (ranked.exp() * 2.0**40).long() * kept
     limit = (top_p.double() * mass.sum(dim=1).double()).ceil().long()
     kept &= (mass.cumsum(dim=1) - mass < limit[:, None]) | (top_p >= 1)[:, None]

@@ -75,6 +75,7 @@ def _dequantize_kernel(
     scale_ptr,
     rows,
     columns,
+    row_words,
     GROUP: tl.constexpr,
     K: tl.constexpr,
     N: tl.constexpr,
@@ -82,17 +83,18 @@ def _dequantize_kernel(
     o_k = (tl.program_id(0) * K + tl.arange(0, K)).to(tl.int64)[:, None]
     o_n = tl.program_id(1) * N + tl.arange(0, N)[None, :]
     o_w = tl.program_id(1) * (N // 8) + tl.arange(0, N // 8)[None, :]
-    m_w = o_w < columns // 8
+    m_w = o_w < row_words
     m_n = o_n < columns
-    words = tl.load(weight_ptr + o_k * (columns // 8) + o_w, mask=(o_k < rows) & m_w, other=0)
+    words = tl.load(weight_ptr + o_k * row_words + o_w, mask=(o_k < rows) & m_w, other=0)
     # A tile's rows are of one group: K divides it.
     group = (tl.program_id(0) * K // GROUP).to(tl.int64)
-    zero_words = tl.load(zero_ptr + group * (columns // 8) + o_w, mask=m_w, other=0)
+    zero_words = tl.load(zero_ptr + group * row_words + o_w, mask=m_w, other=0)
     scales = tl.load(scale_ptr + group * columns + o_n, mask=m_n, other=0.0)
     weights = _unpack(words, zero_words, scales, out_ptr.dtype.element_ty, K, N)
     tl.store(out_ptr + o_k * columns + o_n, weights, mask=(o_k < rows) & m_n)
 
 
+# row_words is columns / 8: an argument, so that the compiler sees multiples of 16 in it.
 # Not specialized: the rows of x change from step to step.
 @triton.jit(do_not_specialize=["tokens"])
 def _gemm_kernel(
@@ -104,6 +106,7 @@ def _gemm_kernel(
     tokens,
     inputs,
     columns,
+    row_words,
     split_inputs,
     x_stride,
     GROUP: tl.constexpr,
@@ -116,18 +119,17 @@ def _gemm_kernel(
     o_m = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
     o_n = tl.program_id(1) * N + tl.arange(0, N)[None, :]
     o_w = tl.program_id(1) * (N // 8) + tl.arange(0, N // 8)[None, :]
-    m_m, m_n, m_w = o_m < tokens, o_n < columns, o_w < columns // 8
-    words_stride = columns // 8
+    m_m, m_n, m_w = o_m < tokens, o_n < columns, o_w < row_words
     start = tl.program_id(2) * split_inputs
     acc = tl.zeros([M, N], tl.float32)
     for first in range(start, tl.minimum(start + split_inputs, inputs), K):
         o_k = first + tl.arange(0, K)
         m_k = o_k < inputs
         x = tl.load(x_ptr + o_m * x_stride + o_k[None, :], mask=m_m & m_k[None, :], other=0.0)
-        p_words = weight_ptr + o_k.to(tl.int64)[:, None] * words_stride + o_w
+        p_words = weight_ptr + o_k.to(tl.int64)[:, None] * row_words + o_w
         words = tl.load(p_words, mask=m_k[:, None] & m_w, other=0)
         group = tl.cast(first // GROUP, tl.int64)
-        zero_words = tl.load(zero_ptr + group * words_stride + o_w, mask=m_w, other=0)
+        zero_words = tl.load(zero_ptr + group * row_words + o_w, mask=m_w, other=0)
         scales = tl.load(scale_ptr + group * columns + o_n, mask=m_n, other=0.0)
         weights = _unpack(words, zero_words, scales, x_ptr.dtype.element_ty, K, N)
         acc = tl.dot(x, weights, acc, input_precision=PRECISION)
@@ -163,7 +165,9 @@ def dequantize(
     out = torch.empty(rows, columns, dtype=dtype, device=qweight.device)
     constants = dequantize_constants(group)
     grid = (triton.cdiv(rows, constants["K"]), triton.cdiv(columns, constants["N"]))
-    _dequantize_kernel[grid](out, qweight, qzeros, scales, rows, columns, **constants)
+    _dequantize_kernel[grid](
+        out, qweight, qzeros, scales, rows, columns, qweight.shape[1], **constants
+    )
     return out
 
 
@@ -220,7 +224,16 @@ def gemm(x: Tensor, qweight: Tensor, qzeros: Tensor, scales: Tensor, group: int)
         target = torch.empty(splits, tokens, columns, dtype=torch.float32, device=x.device)
     weights = (qweight, qzeros, scales)
     _gemm_kernel[(*grid, splits)](
-        target, x, *weights, tokens, inputs, columns, length, x.stride(0), **constants
+        target,
+        x,
+        *weights,
+        tokens,
+        inputs,
+        columns,
+        qweight.shape[1],
+        length,
+        x.stride(0),
+        **constants,
     )
     if splits > 1:
         size = out.numel()

@@ -82,11 +82,11 @@ def test_equal_logits_are_kept_lowest_ids_first(limits):
 
 
 def test_top_k_among_equals_draws_every_one_of_the_lowest_ids_and_no_other():
-    rows, size = 7, 66
+    rows, size = 6, 66
     logits = torch.zeros(rows, size)
     logits[:, :62] = -1.0
-    tokens = assert_same_tokens(logits, parameters(rows, temperature=[1.0], top_k=[3]), size)
-    assert set(tokens.tolist()) == {62, 63, 64}
+    tokens = assert_same_tokens(logits, parameters(rows, temperature=[1.0], top_k=[2]), size)
+    assert set(tokens.tolist()) == {62, 63}
 
 
 def test_half_of_the_mass_of_equals_is_half_of_them():
