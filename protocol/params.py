@@ -42,12 +42,26 @@ MAX_LOGPROBS: Final = 20
 MAX_TOKENS_LIMIT: Final = 2**24
 
 
+#: Parameters for which a model may recommend values of its own, used where none was given.
+MODEL_DEFAULTS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+class _NotGivenFloat(float):
+    """A default that can be told from the same number given by the user."""
+
+
+class _NotGivenInt(int):
+    """A default that can be told from the same number given by the user."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the tokens of one request are chosen and when they end; immutable and validated.
 
-    Names and meaning follow vLLM's class of the same name. Raises `InvalidRequestError`, which
-    names the field and the limit, on any value out of range.
+    Names and meaning follow vLLM's class of the same name. `temperature`, `top_k`, `top_p`,
+    `min_p` and `repetition_penalty` are the model's own where they are not given and its
+    generation_config.json has them (a worker may switch that off). Raises
+    `InvalidRequestError`, which names the field and the limit, on any value out of range.
 
     Outputs
     - `n`: outputs to return. `best_of`: outputs to generate, of which the `n` with the highest
@@ -97,13 +111,13 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None
     bad_words: str | list[str] | tuple[str, ...] = ()
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = _NotGivenFloat(1.0)
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: float = _NotGivenFloat(1.0)
+    top_k: int = _NotGivenInt(0)
+    top_p: float = _NotGivenFloat(1.0)
+    min_p: float = _NotGivenFloat(0.0)
     max_tokens: int | None = 16
     min_tokens: int = 0
     stop: str | list[str] | tuple[str, ...] = ()
@@ -248,12 +262,16 @@ class SamplingParams:
         assert isinstance(self.logit_bias, tuple)
         return self.logit_bias
 
+    def is_given(self, name: str) -> bool:
+        """Whether the parameter `name`, one of `MODEL_DEFAULTS`, was set, be it to its default."""
+        return not isinstance(getattr(self, name), (_NotGivenFloat, _NotGivenInt))
+
     def to_wire(self) -> dict[str, Any]:
-        """The parameters that differ from their defaults, by name."""
+        """The parameters that differ from their defaults, or that a model might set, by name."""
         wire: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
-            if value != f.default:
+            if value != f.default or (f.name in MODEL_DEFAULTS and self.is_given(f.name)):
                 wire[f.name] = _plain(value)
         return wire
 

@@ -95,10 +95,11 @@ class LLM:
             from inferq.worker.factory import load_engine  # imports torch
         except ModuleNotFoundError as error:
             raise MissingExtraError("worker", error.name or "torch") from None
-        folder = find_model_folder(resolve_model(model))
-        config = EngineConfig(model=str(folder), **options)
+        config = EngineConfig(model=model, **options)
+        folder = find_model_folder(resolve_model(model), config.revision)
+        config = dataclasses.replace(config, model=str(folder), revision=None)
         self._engine = load_engine(config)
-        self._tokenizer = Tokenizer.load(folder)
+        self._tokenizer = Tokenizer.load(folder, config.generation_config)
         self._seed = config.seed
         self._ids = itertools.count()
         self._lock = threading.Lock()

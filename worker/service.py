@@ -87,12 +87,15 @@ class WorkerService:
     async def _start_engine(self, engine: EngineClient) -> tuple[EngineInfo, Tokenizer]:
         settings = self._settings
         started_at = time.monotonic()
-        folder = await asyncio.to_thread(find_model_folder, resolve_model(settings.model))
+        folder = await asyncio.to_thread(
+            find_model_folder, resolve_model(settings.model), settings.revision
+        )
         options = {name: getattr(settings, name) for name in EngineSettings.model_fields}
-        options |= {"model": str(folder)}
+        options |= {"model": str(folder), "revision": None}
         options |= {"log_level": settings.log_level, "log_format": settings.log_format}
         info, tokenizer = await asyncio.gather(
-            engine.start(options), asyncio.to_thread(Tokenizer.load, folder)
+            engine.start(options),
+            asyncio.to_thread(Tokenizer.load, folder, settings.generation_config),
         )
         logger.info(
             "engine ready",

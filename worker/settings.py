@@ -42,6 +42,14 @@ class EngineSettings(BaseSettings):
     model: str = Field(
         description="Model to serve: a folder in Hugging Face form, or a hub id.", min_length=1
     )
+    revision: str | None = Field(
+        None, min_length=1, description="Branch, tag or commit of a hub id; default: main."
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="Whether sampling parameters that a job leaves out come from the model's "
+        "generation_config.json.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of weights and activations; auto takes the model's own."
     )

@@ -10,6 +10,7 @@ from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.params import MAX_SEED
 
 DTYPES: Final = ("auto", "float32", "float16", "bfloat16")
+GENERATION_CONFIGS: Final = ("auto", "none")
 PREEMPTION_MODES: Final = ("auto", "recompute", "swap")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 _MAX_COUNT: Final = 2**31 - 1
@@ -22,6 +23,9 @@ class EngineConfig:
     Raises `InvalidRequestError`, which names the option and the limit, on any value out of range.
 
     - `model`: a local folder or a hub id.
+    - `revision`: branch, tag or commit of a hub id; None is its main branch.
+    - `generation_config`: `auto` takes sampling parameters that a request leaves out from the
+      model's generation_config.json, `none` does not.
     - `dtype`: of weights and KV cache; `auto` takes the model's own where the device is fast at it.
     - `device`: `auto`, `cpu`, `cuda` or `cuda:<index>`.
     - `block_size`: tokens in one KV block, a power of two.
@@ -44,6 +48,8 @@ class EngineConfig:
     """
 
     model: str
+    revision: str | None = None
+    generation_config: str = "auto"
     dtype: str = "auto"
     device: str = "auto"
     block_size: int = 16
@@ -65,6 +71,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise InvalidRequestError("must be a local folder or a hub id", field="model")
+        if self.revision is not None and (not isinstance(self.revision, str) or not self.revision):
+            _refuse("revision", self.revision, "a branch, tag or commit of a hub id")
+        if self.generation_config not in GENERATION_CONFIGS:
+            _refuse("generation_config", self.generation_config, " or ".join(GENERATION_CONFIGS))
         if self.dtype not in DTYPES:
             _refuse("dtype", self.dtype, " or ".join(DTYPES))
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):

@@ -38,12 +38,13 @@ def prepare_request(
     vocab_size: int,
     now: datetime | None = None,
 ) -> PreparedRequest:
-    """Tokenize a prompt, and cut `max_tokens` to what the context leaves.
+    """Tokenize a prompt, apply the model's defaults, cut `max_tokens` to what the context leaves.
 
     `now` is the time that a chat template may mention: the same at every attempt, so that a job
     taken over keeps its prompt. Raises `InvalidRequestError`, naming field and limit, for what can
     never be served.
     """
+    params = tokenizer.sampling_defaults.apply(params)
     field, token_ids = _encode(prompt, tokenizer, now)
     token_ids = _truncated(token_ids, params, max_model_len)
     room = max_model_len - len(token_ids)

@@ -21,6 +21,7 @@ from inferq.worker.engine.detokenizer import (
     JoinedSpecialTokens,
     detokenizer_factory,
 )
+from inferq.worker.engine.sampling_defaults import SamplingDefaults
 
 _SPECIAL_TOKENS: Final = (
     "bos_token",
@@ -34,7 +35,10 @@ _SPECIAL_TOKENS: Final = (
 
 
 class Tokenizer:
-    """A model's tokenizer and chat template. All methods may be called from any thread."""
+    """What a model's folder says about requests: tokens, chat template, sampling defaults.
+
+    All methods may be called from any thread.
+    """
 
     def __init__(
         self,
@@ -42,7 +46,9 @@ class Tokenizer:
         *,
         special_tokens: dict[str, str] | None = None,
         chat_template: str | None = None,
+        sampling_defaults: SamplingDefaults | None = None,
     ) -> None:
+        self.sampling_defaults = sampling_defaults or SamplingDefaults()
         special = special_tokens or {}
         fast.no_truncation()
         fast.no_padding()
@@ -60,10 +66,11 @@ class Tokenizer:
         self._adds_bos = self.bos_token_id is not None and added[:1] == [self.bos_token_id]
 
     @classmethod
-    def load(cls, folder: Path | str) -> Tokenizer:
+    def load(cls, folder: Path | str, generation_config: str = "auto") -> Tokenizer:
         """Read tokenizer.json, tokenizer_config.json and the chat template of a model folder.
 
-        Raises `ModelError` for a folder without a tokenizer, or with one that is damaged.
+        Its generation_config.json gives the sampling defaults, unless `generation_config` is
+        "none". Raises `ModelError` for a folder without a tokenizer, or with damaged files.
         """
         path = Path(folder)
         file = path / "tokenizer.json"
@@ -75,7 +82,12 @@ class Tokenizer:
             raise ModelError(f"{file} is damaged: {error}") from None
         config = _read_json(path / "tokenizer_config.json")
         special = _special_tokens(_read_json(path / "special_tokens_map.json") | config)
-        return cls(fast, special_tokens=special, chat_template=_chat_template(path, config))
+        return cls(
+            fast,
+            special_tokens=special,
+            chat_template=_chat_template(path, config),
+            sampling_defaults=None if generation_config == "none" else SamplingDefaults.load(path),
+        )
 
     @property
     def vocab_size(self) -> int:

@@ -216,7 +216,7 @@ def load_runner(config: EngineConfig, load: WeightLoader = load_weights) -> Deco
 
     `load` fills the weights: by default from the folder's files.
     """
-    folder = find_model_folder(config.model)
+    folder = find_model_folder(config.model, config.revision)
     model = ModelConfig.read(folder)
     max_model_len = _max_model_len(config, model)
     device = _device(config.device)
