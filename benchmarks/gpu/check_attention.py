@@ -12,8 +12,9 @@ from torch import Tensor
 from gpu.paged_case import LLAMA, Heads, batch_of, shuffled_tables
 from gpu.records import Quantity, Record, Target
 from gpu.section import Case, Settings, each
-from inferq.kernels.attention import AttentionBatch, AttentionOps, attention_ops
+from inferq.kernels.attention import AttentionBatch, AttentionOps
 from inferq.kernels.reference import ReferenceAttention
+from inferq.kernels.triton_attention import TritonAttention, Tuning
 
 #: Largest absolute difference: weights rounded to the cache's type before the second product, and
 #: the output; for float32 the order of additions and three tf32 products for one.
@@ -44,7 +45,7 @@ class _Shape:
 def cases(settings: Settings) -> Iterable[Case]:
     """Give the cases: every head size and type, groups, windows, caps, blocks, far addresses."""
     for name, shape in _shapes(settings).items():
-        yield each(name, partial(_compare, name, shape, settings))
+        yield each(name, partial(_compare, name, shape, settings.device))
     yield each("decodes are the same at any batch size", lambda: _alone(settings))
 
 
@@ -79,12 +80,26 @@ def _shapes(settings: Settings) -> dict[str, _Shape]:
     return shapes
 
 
-def _compare(name: str, shape: _Shape, settings: Settings) -> Record:
-    batch, cache, qkv = _inputs(shape, settings.device)
+def agreement(
+    name: str,
+    sequences: Sequence[tuple[int, int]],
+    heads: Heads,
+    dtype: torch.dtype,
+    device: torch.device,
+    tuning: Tuning,
+) -> Record:
+    """Compare the kernels under a tuning with the reference."""
+    return _compare(name, _Shape(sequences, heads, dtype), device, tuning)
+
+
+def _compare(
+    name: str, shape: _Shape, device: torch.device, tuning: Tuning | None = None
+) -> Record:
+    batch, cache, qkv = _inputs(shape, device)
     outputs, caches = [], []
     # Compared on the same inputs: the reference reads the cache that it has itself written.
-    ops = attention_ops(settings.device, "triton")
-    for form in (ops, ReferenceAttention()):
+    forms: tuple[AttentionOps, ...] = (TritonAttention(device, tuning), ReferenceAttention())
+    for form in forms:
         written = cache.clone()
         outputs.append(_attend(form, batch, written[:, -1], qkv, shape))
         caches.append(written)
@@ -151,7 +166,7 @@ def _alone(settings: Settings) -> Record:
     sequences = [(20, 1), (3, 1)] if settings.smoke else [(997, 1), (15, 1), (2500, 1), (400, 1)]
     shape = _Shape(sequences, heads, dtype)
     batch, cache, qkv = _inputs(shape, settings.device)
-    ops = attention_ops(settings.device, "triton")
+    ops = TritonAttention(settings.device)
     together = _attend(ops, batch, cache[:, -1], qkv, shape)
     largest = 0.0
     for index, sequence in enumerate(sequences):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -106,8 +106,8 @@ def _tokens(kind: str, settings: Settings) -> Record:
     logits = (logits * 16).round() / 16  # ties, as 16-bit logits have them
     parameters = sampling_parameters(kind, rows, settings)
     columns = [parameters[name] for name in PARAMETERS]
-    found = _sampled(logits, columns, vocab)
-    expected = _sampled(logits.cpu(), [column.cpu() for column in columns], vocab)
+    found = sampled(logits, columns, vocab)
+    expected = sampled(logits.cpu(), [column.cpu() for column in columns], vocab)
     different = int((found.token_ids.cpu() != expected.token_ids).sum())
     return Record(
         f"tokens: {kind}",
@@ -116,10 +116,30 @@ def _tokens(kind: str, settings: Settings) -> Record:
     )
 
 
-def _sampled(logits: Tensor, columns: list[Tensor], vocab_size: int) -> SampledTokens:
+def sampled(
+    logits: Tensor,
+    columns: Sequence[Tensor],
+    vocab_size: int,
+    *,
+    with_draws: bool = True,
+    with_top_k: bool = True,
+    with_top_p: bool = True,
+) -> SampledTokens:
+    """Sample with the columns that `PARAMETERS` names."""
     temperature, top_k, top_p, min_p, seed, child, position = columns
     return sample_tokens(
-        logits, temperature, top_k, top_p, min_p, seed, child, position, vocab_size
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seed,
+        child,
+        position,
+        vocab_size,
+        with_draws=with_draws,
+        with_top_k=with_top_k,
+        with_top_p=with_top_p,
     )
 
 
@@ -129,7 +149,7 @@ def _broken(settings: Settings) -> Record:
     logits[1, 5] = torch.nan
     logits[2, :] = -torch.inf
     columns = [sampling_parameters("plain", rows, settings)[name] for name in PARAMETERS]
-    found = _sampled(logits, columns, vocab)
+    found = sampled(logits, columns, vocab)
     tokens, finite = found.token_ids, found.highest.isfinite().tolist()
     inside = bool(((tokens >= 0) & (tokens < vocab)).all())
     return Record(

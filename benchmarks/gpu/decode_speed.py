@@ -11,8 +11,8 @@ from torch import Tensor
 from gpu.paged_case import LLAMA, Heads, batch_of, shuffled_tables
 from gpu.records import Quantity, Record, Target
 from gpu.section import Case, Settings, each
-from gpu.timing import copy_bandwidth, seconds_per_call
-from inferq.kernels.attention import attention_ops
+from gpu.timing import Call, copy_bandwidth, graph_seconds, normal
+from inferq.kernels.triton_attention import TritonAttention, Tuning
 
 BATCHES = (1, 8, 64, 256)
 CONTEXTS = (512, 4096, 32768)
@@ -83,16 +83,30 @@ def cases(settings: Settings) -> Iterable[Case]:
         yield each(name, partial(measure, name, lens, cache, settings))
     longest = 48 if settings.smoke else 8192
     ragged = [longest * (index + 1) // 64 for index in range(64)][:: 32 if settings.smoke else 1]
-    yield each("64 ragged, 128 to 8192", lambda: measure("64 ragged", ragged, cache, settings))
+    yield each("64 ragged, 128 to 8192", partial(measure, "64 ragged", ragged, cache, settings))
     lens, window = ([40], 16) if settings.smoke else ([16384] * 64, 4096)
     name = f"batch {len(lens)}, context {lens[0]}, window {window}"
-    yield each(name, lambda: measure(name, lens, cache, settings, window=window))
+    yield each(name, partial(measure, name, lens, cache, settings, window=window))
+    batch, context = (2, 24) if settings.smoke else TARGET_CASE
+    name = f"batch {batch}, context {context}, in a graph for up to {contexts[-1]}"
+    lens = [context] * batch
+    yield each(name, partial(measure, name, lens, cache, settings, bound=contexts[-1]))
 
 
 def measure(
-    name: str, lens: list[int], cache: Cache, settings: Settings, *, window: int | None = None
+    name: str,
+    lens: list[int],
+    cache: Cache,
+    settings: Settings,
+    *,
+    window: int | None = None,
+    bound: int | None = None,
+    tuning: Tuning | None = None,
 ) -> Record:
-    """Time one layer's attention of one token each over caches of these lengths."""
+    """Time one layer's attention of one token each over caches of these lengths.
+
+    `bound` is what a captured step plans for: the longest that a sequence may become.
+    """
     bandwidth = cache.bandwidth
     heads = cache.heads
     sequences = [(length - 1, 1) for length in lens]
@@ -102,21 +116,23 @@ def measure(
         needed = blocks * 2 * BLOCK_SIZE * heads.kv * heads.dim * settings.dtype.itemsize
         return Record(name, note=f"left out: one layer needs {needed / 2**30:.1f} GiB")
     kv = cache.view(blocks, layers)
-    ops = attention_ops(settings.device, "triton")
-    plan = ops.plan(batch_of(sequences, tables, BLOCK_SIZE))
-    query = torch.randn(
-        len(lens), heads.query, heads.dim, dtype=settings.dtype, device=settings.device
-    )
+    ops = TritonAttention(settings.device, tuning)
+    batch = batch_of(sequences, tables, BLOCK_SIZE, bound)
+    query = normal(settings, len(lens), heads.query, heads.dim)
     scale = heads.dim**-0.5
-    calls = [
-        partial(ops.attend, query, kv[:, layer], plan, scale=scale, window=window)
-        for layer in range(layers)
-    ]
-    seconds = seconds_per_call(calls, settings)
+
+    def layer_calls() -> list[Call]:
+        plan = ops.plan(batch)
+        return [
+            partial(ops.attend, query, kv[:, layer], plan, scale=scale, window=window)
+            for layer in range(layers)
+        ]
+
+    seconds = graph_seconds(layer_calls, settings)
     seen = sum(length if window is None else min(length, window) for length in lens)
     token = 2 * heads.kv * heads.dim * settings.dtype.itemsize
     moved = seen * token + 2 * query.numel() * query.element_size()
-    is_target = (len(set(lens)), len(lens), lens[0]) == (1, *TARGET_CASE) and window is None
+    is_target = name == "batch {}, context {}".format(*TARGET_CASE)
     return Record(
         name,
         {

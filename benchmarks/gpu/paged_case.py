@@ -8,6 +8,7 @@ from itertools import takewhile
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from inferq.kernels.attention import AttentionBatch
 
@@ -29,11 +30,14 @@ def batch_of(
     sequences: Sequence[tuple[int, int]],
     block_tables: Tensor,
     block_size: int,
+    bound: int | None = None,
 ) -> AttentionBatch:
     """Describe sequences of (context, new) tokens whose blocks [S, blocks] are given.
 
-    (-1, 1) is a padding row. The batch lies where the tables lie.
+    (-1, 1) is a padding row; `bound` is the batch's `max_seq_len`. All lies where the tables lie.
     """
+    if bound is not None:
+        block_tables = pad(block_tables, (0, -(-bound // block_size) - block_tables.shape[1]))
     device = block_tables.device
     host_tables = block_tables.cpu().long()
     news = [new for _, new in sequences]
@@ -55,6 +59,7 @@ def batch_of(
         query_lens=tuple(news),
         context_lens=tuple(context for context, _ in sequences),
         block_size=block_size,
+        max_seq_len=bound,
     )
 
 

@@ -28,6 +28,7 @@ class Section:
 SECTIONS: Final = (
     Section("environment", "Machine", 25, interpreted=False),
     Section("check_attention", "Correctness: attention", 60, concurrent=True),
+    Section("check_tiles", "Correctness: tiles to choose from", 60, concurrent=True),
     Section("check_rows", "Correctness: norms, rotary, activations, moves", 60, concurrent=True),
     Section("check_matmul", "Correctness: AWQ", 60, concurrent=True),
     Section("check_sampling", "Correctness: sampling", 60, concurrent=True),
@@ -39,4 +40,5 @@ SECTIONS: Final = (
     Section("steps_small", "Engine steps, Qwen3-0.6B shape", 45, interpreted=False),
     Section("generation", "Generation, Qwen3-0.6B shape", 45, interpreted=False),
     Section("peer", "transformers' continuous batching", 45, interpreted=False),
+    Section("tune", "Attention with other tiles", 15),
 )

@@ -14,8 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from gpu.paged_case import LLAMA, Heads, batch_of, shuffled_tables
 from gpu.records import Quantity, Record
 from gpu.section import Case, Settings, each
-from gpu.timing import matrix_rate, seconds_per_call
-from inferq.kernels.attention import attention_ops
+from gpu.timing import matrix_rate, normal, stream_seconds
+from inferq.kernels.triton_attention import TritonAttention, Tuning
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 BLOCK_SIZE = 16
@@ -23,7 +23,7 @@ BLOCK_SIZE = 16
 _TOKENS_TOGETHER = 16384
 
 
-class _Rates:
+class Rates:
     """What the device reaches, measured once."""
 
     def __init__(self, settings: Settings) -> None:
@@ -31,18 +31,19 @@ class _Rates:
 
     @cached_property
     def matrix(self) -> float:
+        """Operations per second of a matrix product."""
         return matrix_rate(self._settings)
 
 
 def cases(settings: Settings) -> Iterable[Case]:
     """Give the cases: whole prompts with torch's beside, ragged and mixed batches, a prefix."""
-    rates = _Rates(settings)
+    rates = Rates(settings)
     heads = Heads(4, 2, 64) if settings.smoke else LLAMA
     for length in (20, 33) if settings.smoke else LENGTHS:
         name = f"length {length}"
 
         def whole(name: str = name, length: int = length) -> Iterator[Record]:
-            yield _measure(name, [(0, length)], heads, rates, settings)
+            yield measure(name, [(0, length)], heads, rates, settings)
             yield from _peers(name, length, heads, rates, settings)
 
         yield Case(name, whole)
@@ -57,36 +58,32 @@ def cases(settings: Settings) -> Iterable[Case]:
         f"{len(decodes)} decodes and a prompt of {2048 // scale}": [*decodes, (0, 2048 // scale)],
     }
     for name, sequences in batches.items():
-        yield each(name, partial(_measure, name, sequences, heads, rates, settings))
+        yield each(name, partial(measure, name, sequences, heads, rates, settings))
     length, window = (40, 9) if settings.smoke else (16384, 4096)
     name = f"length {length}, window {window}"
-    yield each(name, lambda: _measure(name, [(0, length)], heads, rates, settings, window=window))
+    yield each(name, lambda: measure(name, [(0, length)], heads, rates, settings, window=window))
 
 
-def _measure(
+def measure(
     name: str,
     sequences: Sequence[tuple[int, int]],
     heads: Heads,
-    rates: _Rates,
+    rates: Rates,
     settings: Settings,
+    *,
     window: int | None = None,
+    tuning: Tuning | None = None,
 ) -> Record:
+    """Time the attention of sequences of (cached, new) tokens."""
     tables, blocks = shuffled_tables(sequences, BLOCK_SIZE, settings.device)
     batch = batch_of(sequences, tables, BLOCK_SIZE)
-    kv = torch.randn(
-        blocks, 1, 2, BLOCK_SIZE, heads.kv, heads.dim, dtype=settings.dtype, device=settings.device
-    )
+    kv = normal(settings, blocks, 1, 2, BLOCK_SIZE, heads.kv, heads.dim)
     tokens = sum(batch.query_lens)
-    query = torch.randn(
-        tokens, heads.query, heads.dim, dtype=settings.dtype, device=settings.device
-    )
-    ops = attention_ops(settings.device, "triton")
+    query = normal(settings, tokens, heads.query, heads.dim)
+    ops = TritonAttention(settings.device, tuning)
     plan = ops.plan(batch)
-
-    def attend() -> object:
-        return ops.attend(query, kv[:, 0], plan, scale=heads.dim**-0.5, window=window)
-
-    seconds = seconds_per_call([attend] * _calls(tokens, settings), settings)
+    attend = partial(ops.attend, query, kv[:, 0], plan, scale=heads.dim**-0.5, window=window)
+    seconds = stream_seconds([attend] * _calls(tokens, settings), settings)
     return Record(name, _rate(seconds, sequences, heads, rates, window))
 
 
@@ -98,7 +95,7 @@ def _rate(
     seconds: float,
     sequences: Sequence[tuple[int, int]],
     heads: Heads,
-    rates: _Rates,
+    rates: Rates,
     window: int | None = None,
 ) -> dict[str, Quantity]:
     pairs = sum(_pairs(context, new, window) for context, new in sequences)
@@ -118,7 +115,7 @@ def _pairs(context: int, new: int, window: int | None) -> int:
 
 
 def _peers(
-    name: str, length: int, heads: Heads, rates: _Rates, settings: Settings
+    name: str, length: int, heads: Heads, rates: Rates, settings: Settings
 ) -> Iterator[Record]:
     """Time torch's attention over contiguous keys and values of the same sizes."""
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -132,7 +129,7 @@ def _peers(
         peer = f"{name}: torch {label}"
         call = _sdpa(backend, query, key, value)
         try:
-            seconds = seconds_per_call([call] * _calls(length, settings), settings)
+            seconds = stream_seconds([call] * _calls(length, settings), settings)
         except RuntimeError as error:  # a backend that this build does not have
             yield Record(peer, note=f"not available: {error}".splitlines()[0])
             continue

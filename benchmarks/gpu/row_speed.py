@@ -8,13 +8,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpu import check_matmul, check_sampling, interpreter
+from gpu import check_matmul, interpreter
+from gpu.check_sampling import PARAMETERS, sampled, sampling_parameters
 from gpu.paged_case import LLAMA, batch_of, shuffled_tables
 from gpu.records import Quantity, Record
 from gpu.section import Case, Settings
-from gpu.timing import Call, copy_bandwidth, seconds_per_call
+from gpu.timing import Call, copy_bandwidth, graph_seconds, normal
 from inferq.kernels.attention import attention_ops
-from inferq.kernels.sampling import sample_tokens
 
 #: Bytes that the calls of one round touch together: beyond the L2 cache.
 _ROUND_BYTES = 512 << 20
@@ -43,7 +43,7 @@ class _Bench:
         if not self.settings.smoke:
             count = max(4, min(_MAX_CALLS, _ROUND_BYTES // moved))
             calls += [make()[0] for _ in range(count - 1)]
-        seconds = seconds_per_call(calls, self.settings)
+        seconds = graph_seconds(lambda: calls, self.settings)
         quantities = {
             "time": Quantity(seconds * 1e6, "us"),
             "bandwidth": Quantity(moved / seconds / 1e9, "GB/s"),
@@ -54,7 +54,7 @@ class _Bench:
         return Record(name, quantities)
 
     def values(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=self.settings.dtype, device=self.settings.device)
+        return normal(self.settings, *shape)
 
 
 def cases(settings: Settings) -> Iterable[Case]:
@@ -167,16 +167,16 @@ _KERNELS: dict[str, _Measure] = {
 def _sample(name: str, rows: int, bench: _Bench) -> Record:
     vocab = 96 if bench.settings.smoke else _VOCAB
     kind = name.split(": ")[1].split(",")[0]
-    parameters = check_sampling.sampling_parameters(kind, rows, bench.settings)
-    columns = [parameters[name] for name in check_sampling.PARAMETERS]
+    parameters = sampling_parameters(kind, rows, bench.settings)
+    columns = [parameters[name] for name in PARAMETERS]
 
     def make() -> tuple[Call, int]:
         logits = torch.randn(rows, vocab, device=bench.settings.device)
 
         def call() -> object:
-            return sample_tokens(
+            return sampled(
                 logits,
-                *columns,
+                columns,
                 vocab,
                 with_draws=kind != "greedy",
                 with_top_k=kind in ("top_k", "all of them"),

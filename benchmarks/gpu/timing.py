@@ -16,53 +16,74 @@ Call = Callable[[], object]
 #: Device time spent on one figure, and bounds of its repetitions.
 _SECONDS = 0.15
 _MIN_REPEATS, _MAX_REPEATS = 5, 100
+#: Turns of the device's clock that a launch by the host may take: some 250 us.
+_CYCLES_PER_CALL = 500_000
 _COPY_BYTES = 1 << 30
 _MATRIX = 8192
 
 
-def seconds_per_call(calls: Sequence[Call], settings: Settings) -> float:
-    """Return the median time of a call, over rounds of all calls one after the other.
+def graph_seconds(make: Callable[[], Sequence[Call]], settings: Settings) -> float:
+    """Return the median time of a call, over replays of a graph of all that `make` gives.
 
-    On a GPU they are captured in a graph, so that no launch of the host's is timed. Calls that
-    touch different memory keep the caches from answering.
+    `make` runs inside the capture too, where a plan for captured calls must be made. No launch of
+    the host's is timed, and calls that touch different memory keep the caches from answering.
     """
     if settings.device.type == "cpu":
-        return _host_seconds(calls) / len(calls)
-    return graph_seconds(calls) / len(calls)
-
-
-def graph_seconds(calls: Sequence[Call]) -> float:
-    """Return the median time of a replay of a graph of all calls."""
+        return _host_seconds(make)
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # compiles and allocates what must not happen in a capture
-        for call in (*calls, *calls[:1]):
-            call()
+        for _ in range(2):
+            for call in make():
+                call()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        calls = make()
         for call in calls:
             call()
     try:
-        return _event_seconds(graph.replay)
+        return _median_seconds(graph.replay) / len(calls)
     finally:
         torch.cuda.synchronize()
         graph.reset()
 
 
-def _event_seconds(call: Call) -> float:
+def stream_seconds(calls: Sequence[Call], settings: Settings) -> float:
+    """Return the median time of a call, over rounds of calls that no graph can hold.
+
+    The device first waits, so that the host is ahead of it and its launches are not timed.
+    """
+    if settings.device.type == "cpu":
+        return _host_seconds(lambda: calls)
+
+    def round_of_calls() -> None:
+        for call in calls:
+            call()
+
+    for _ in range(2):
+        round_of_calls()
+    head_start = len(calls) * _CYCLES_PER_CALL
+    return _median_seconds(round_of_calls, head_start=head_start) / len(calls)
+
+
+def _median_seconds(call: Call, head_start: int = 0) -> float:
     for _ in range(2):
         call()
-    first = _timed_rounds(call, 2)
-    repeats = int(_SECONDS / max(statistics.median(first), 1e-6))
+    first = statistics.median(_timed(call, 2, head_start))
+    waited = head_start / 1.5e9
+    repeats = int(_SECONDS / max(first + waited, 1e-6))
     repeats = max(_MIN_REPEATS, min(_MAX_REPEATS, repeats))
-    return statistics.median(_timed_rounds(call, repeats))
+    return statistics.median(_timed(call, repeats, head_start))
 
 
-def _timed_rounds(call: Call, repeats: int) -> list[float]:
+def _timed(call: Call, repeats: int, head_start: int) -> list[float]:
     events = [(_event(), _event()) for _ in range(repeats)]
     for start, end in events:
+        if head_start:
+            torch.cuda.synchronize()
+            torch.cuda._sleep(head_start)  # type: ignore[no-untyped-call]  # noqa: SLF001
         start.record()
         call()
         end.record()
@@ -74,11 +95,12 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _host_seconds(calls: Sequence[Call]) -> float:
+def _host_seconds(make: Callable[[], Sequence[Call]]) -> float:
+    calls = make()
     start = time.perf_counter()
     for call in calls:
         call()
-    return time.perf_counter() - start
+    return (time.perf_counter() - start) / len(calls)
 
 
 def copy_bandwidth(settings: Settings) -> float:
@@ -86,17 +108,17 @@ def copy_bandwidth(settings: Settings) -> float:
     size = 1 << 16 if settings.smoke else _COPY_BYTES
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=settings.device)
     target = torch.empty_like(source)
-    return 2 * size / seconds_per_call([lambda: target.copy_(source)] * 4, settings)
+    return 2 * size / stream_seconds([lambda: target.copy_(source)] * 4, settings)
 
 
 def matrix_rate(settings: Settings) -> float:
     """Measure operations per second of a bfloat16 matrix product on random data."""
     size = 64 if settings.smoke else _MATRIX
-    a, b = (random(settings, size, size) for _ in range(2))
+    a, b = (normal(settings, size, size) for _ in range(2))
     out = torch.empty_like(a)
-    return 2 * size**3 / seconds_per_call([lambda: torch.mm(a, b, out=out)] * 4, settings)
+    return 2 * size**3 / stream_seconds([lambda: torch.mm(a, b, out=out)] * 4, settings)
 
 
-def random(settings: Settings, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+def normal(settings: Settings, *shape: int) -> Tensor:
     """Return normal random values on the device: zeros would be faster than real data."""
-    return torch.randn(*shape, device=settings.device, dtype=dtype or settings.dtype)
+    return torch.randn(*shape, device=settings.device, dtype=settings.dtype)

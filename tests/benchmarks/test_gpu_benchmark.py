@@ -65,7 +65,7 @@ def test_sections_run_from_the_checkout_alone(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 def test_every_section_runs(tmp_path: Path) -> None:
     results = smoke(tmp_path)
-    assert len(results["sections"]) == 13
+    assert len(results["sections"]) == 15
     assert results["seconds"] < 400
 
 
