@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 from types import TracebackType
 from typing import Final, Self
 
-from inferq.producer.async_client import DEFAULT_QUEUE, DEFAULT_TIMEOUT_S, DEFAULT_URL
-from inferq.producer.partitions import to_num_partitions
+from inferq.producer.async_client import DEFAULT_TIMEOUT_S
+from inferq.producer.partitions import Partitions
 from inferq.producer.request import check_seconds
 from inferq.producer.server import RedisServer
 from inferq.producer.workers import WorkerInfo, read_workers
 from inferq.protocol.errors import InvalidRequestError
-from inferq.protocol.keys import QueueKeys, new_job_id
+from inferq.protocol.keys import new_job_id
 from inferq.protocol.replies import DeadLetter, QueueOverview
 from inferq.protocol.scripts import QueueScripts
 
@@ -39,28 +38,31 @@ class QueueAdmin:
         partitions: int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self.queue = queue or os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE
-        self.num_partitions = to_num_partitions(partitions)
-        self._server = RedisServer(
-            url or os.environ.get("INFERQ_REDIS_URL") or DEFAULT_URL,
-            timeout_s=check_seconds("timeout_s", timeout_s),
+        self._partitions = Partitions(
+            url, queue, partitions, timeout_s=check_seconds("timeout_s", timeout_s)
         )
-        self._scripts = [
-            QueueScripts(self._server.commands, QueueKeys(self.queue, partition))
-            for partition in range(self.num_partitions)
-        ]
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self._partitions.queue
+
+    @property
+    def num_partitions(self) -> int:
+        """Into how many partitions the queue is split."""
+        return self._partitions.number
 
     async def overview(self) -> QueueOverview:
         """Return what the queue holds, its partitions together."""
         parts = await asyncio.gather(
-            *(self._server.call(scripts.overview) for scripts in self._scripts)
+            *(server.call(scripts.overview) for server, scripts in self._all())
         )
         return functools.reduce(QueueOverview.joined, parts)
 
     async def workers(self) -> list[WorkerInfo]:
         """Return the last report of every worker, by partition and name."""
         reports = await asyncio.gather(
-            *(read_workers(self._server, scripts) for scripts in self._scripts)
+            *(read_workers(server, scripts) for server, scripts in self._all())
         )
         return [worker for report in reports for worker in report]
 
@@ -70,8 +72,8 @@ class QueueAdmin:
         Raises `InvalidRequestError` if no partition knows a worker of this name.
         """
         asked = [
-            await self._server.call(functools.partial(scripts.drain, worker))
-            for scripts in self._scripts
+            await server.call(functools.partial(scripts.drain, worker))
+            for server, scripts in self._all()
         ]
         if not any(asked):
             raise InvalidRequestError(
@@ -80,11 +82,11 @@ class QueueAdmin:
 
     async def dead_letters(self, partition: int = 0) -> list[DeadLetter]:
         """Return all dead letters of a partition, oldest first."""
-        scripts = self._partition(partition)
+        server, scripts = self._one(partition)
         letters: list[DeadLetter] = []
         while True:
             after = letters[-1].entry_id if letters else "-"
-            more = await self._server.call(
+            more = await server.call(
                 functools.partial(scripts.dead_letters, after=after, count=LETTERS_AT_ONCE)
             )
             letters += more
@@ -93,35 +95,38 @@ class QueueAdmin:
 
     async def dead_letter(self, entry_id: str, partition: int = 0) -> DeadLetter:
         """Return one dead letter; raise `InvalidRequestError` if there is none of this id."""
-        scripts = self._partition(partition)
-        return await self._server.call(lambda: scripts.dead_letter(entry_id))
+        server, scripts = self._one(partition)
+        return await server.call(lambda: scripts.dead_letter(entry_id))
 
     async def redrive(self, entry_id: str, partition: int = 0) -> str:
         """Submit a crashed job anew, with its count of crashes at 0; return its new id.
 
         Raises `InvalidRequestError` if there is no such dead letter, or it is an undecodable one.
         """
-        scripts = self._partition(partition)
+        server, scripts = self._one(partition)
         job_id = new_job_id(partition)  # the same in every retry
-        return await self._server.call(lambda: scripts.redrive(entry_id, job_id=job_id))
+        return await server.call(lambda: scripts.redrive(entry_id, job_id=job_id))
 
     async def drop(self, entry_id: str, partition: int = 0) -> None:
         """Remove a dead letter for good; one that is gone already is no error."""
-        scripts = self._partition(partition)
-        await self._server.call(lambda: scripts.drop_dead_letter(entry_id))
+        server, scripts = self._one(partition)
+        await server.call(lambda: scripts.drop_dead_letter(entry_id))
 
-    def _partition(self, partition: int) -> QueueScripts:
+    def _one(self, partition: int) -> tuple[RedisServer, QueueScripts]:
         if not 0 <= partition < self.num_partitions:
             raise InvalidRequestError(
                 f"{partition} is not in [0, {self.num_partitions})",
                 field="partition",
                 limit=self.num_partitions,
             )
-        return self._scripts[partition]
+        return self._partitions.server(partition), self._partitions.scripts(partition)
+
+    def _all(self) -> list[tuple[RedisServer, QueueScripts]]:
+        return [self._one(partition) for partition in range(self.num_partitions)]
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._server.aclose()
+        await self._partitions.aclose()
 
     async def __aenter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
-from inferq.producer.partitions import choose_partition, to_num_partitions
+from inferq.producer.partitions import Partitions, choose_partition
 from inferq.producer.probe import Probe
 from inferq.producer.reader import ReaderPool
 from inferq.producer.request import (
@@ -29,13 +29,11 @@ from inferq.producer.stream import TokenStream
 from inferq.producer.subscription import Subscription
 from inferq.producer.workers import WorkerInfo, read_workers
 from inferq.protocol.errors import InferqError, InvalidRequestError, JobNotFound
-from inferq.protocol.keys import Lane, QueueKeys, partition_of
+from inferq.protocol.keys import Lane, partition_of
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.replies import CancelOutcome, JobStatus
 from inferq.protocol.scripts import QueueScripts
 
-DEFAULT_URL: Final = "redis://127.0.0.1:6379/0"
-DEFAULT_QUEUE: Final = "default"
 #: Most jobs, queued and running, before `submit` raises `QueueFull`.
 DEFAULT_QUEUE_LIMIT: Final = 100_000
 #: How long a finished job's events stay on the server, in seconds.
@@ -53,7 +51,8 @@ class AsyncClient:
     """A client of one queue, for one event loop; many tasks may use it at once.
 
     - `url`: `redis://`, `rediss://` (TLS) or `unix://`, with user and password where the server
-      wants them; None takes `$INFERQ_REDIS_URL`, or the local server.
+      wants them; `redis+sentinel://host,host/service` or `redis+cluster://host,host` (`rediss+…`
+      with TLS); None takes `$INFERQ_REDIS_URL`, or the local server.
     - `queue`: name of the queue; None takes `$INFERQ_QUEUE`, or `default`.
     - `partitions`: into how many parts the queue is split, each served by workers of its own and
       living in one Redis Cluster slot; None takes `$INFERQ_PARTITIONS`, or 1. All producers of a
@@ -78,25 +77,21 @@ class AsyncClient:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         reconnect_s: float = DEFAULT_RECONNECT_S,
     ) -> None:
-        if not isinstance(queue, str | None):
-            raise InvalidRequestError(f"must be a name, not {type(queue).__name__}", field="queue")
-        self.queue = queue or os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE
-        QueueKeys(self.queue)  # refuses a bad name here, not at the first call
-        self._server = RedisServer(
-            url or os.environ.get("INFERQ_REDIS_URL") or DEFAULT_URL,
-            timeout_s=check_seconds("timeout_s", timeout_s),
+        self._partitions = Partitions(
+            url, queue, partitions, timeout_s=check_seconds("timeout_s", timeout_s)
         )
-        self._readers = ReaderPool(
-            self._server, reconnect_s=check_seconds("reconnect_s", reconnect_s)
-        )
-        self._scripts: dict[int, QueueScripts] = {}
-        self._num_partitions = to_num_partitions(partitions)
+        self._readers = ReaderPool(reconnect_s=check_seconds("reconnect_s", reconnect_s))
         self._queue_limit = _to_queue_limit(queue_limit)
         self._retention_ms = int(check_seconds("retention_s", retention_s) * 1000)
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._server.name!r}, queue={self.queue!r})"
+        return f"{type(self).__name__}({self._partitions.name!r}, queue={self.queue!r})"
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self._partitions.queue
 
     async def submit(
         self,
@@ -136,13 +131,13 @@ class AsyncClient:
             model=model,
             metadata=metadata,
             cache_salt=cache_salt,
-            partition=choose_partition(self._num_partitions, idempotency_key),
+            partition=choose_partition(self._partitions.number, idempotency_key),
         )
         chosen = to_lane(lane)
         deadline_ms, delay_ms = to_schedule(deadline_s, not_before, delay_s)
         scripts = self._scripts_of(job.id)
         prompt_tokens, budget = cost_bounds(job)
-        enqueued = await self._server.call(
+        enqueued = await self._server_of(job.id).call(
             lambda: scripts.enqueue(
                 job,
                 lane=chosen,
@@ -166,18 +161,25 @@ class AsyncClient:
     async def ping(self) -> None:
         """Raise `ServerLost` unless the server is there and lets us in."""
         self._check_open()
-        await self._server.ping()
+        for partition in range(self._partitions.number):
+            await self._partitions.server(partition).ping()
 
     async def workers(self) -> list[WorkerInfo]:
         """Return the last report of every worker of the queue, by partition and name."""
-        scripts = [self._partition_scripts(p) for p in range(self._num_partitions)]
-        reports = await asyncio.gather(*(read_workers(self._server, each) for each in scripts))
+        self._check_open()
+        partitions = self._partitions
+        reports = await asyncio.gather(
+            *(
+                read_workers(partitions.server(partition), partitions.scripts(partition))
+                for partition in range(partitions.number)
+            )
+        )
         return [worker for report in reports for worker in report]
 
     async def cancel(self, job_id: str) -> CancelOutcome:
         """See `AsyncJobHandle.cancel`."""
         scripts = self._scripts_of(job_id)
-        outcome = await self._server.call(
+        outcome = await self._server_of(job_id).call(
             lambda: scripts.cancel(job_id, retention_ms=self._retention_ms)
         )
         if outcome is CancelOutcome.UNKNOWN:
@@ -187,7 +189,7 @@ class AsyncClient:
     async def status(self, job_id: str) -> JobStatus:
         """See `AsyncJobHandle.status`."""
         scripts = self._scripts_of(job_id)
-        status = await self._server.call(lambda: scripts.status(job_id))
+        status = await self._server_of(job_id).call(lambda: scripts.status(job_id))
         if status is None:
             raise JobNotFound(job_id)
         return status
@@ -214,7 +216,7 @@ class AsyncClient:
         """Close all connections; streams in use end with an error, jobs go on."""
         self._is_closed = True
         await self._readers.aclose()
-        await self._server.aclose()
+        await self._partitions.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -229,23 +231,23 @@ class AsyncClient:
 
     async def _follow(self, job_id: str, from_total: int) -> Subscription:
         self._check_open()
-        await self._server.greet()
+        server = self._server_of(job_id)
+        await server.greet()
         subscription = Subscription(job_id, from_total)
         scripts = self._scripts_of(job_id)
-        probe = Probe(self._server, scripts, retention_ms=self._retention_ms)
-        self._readers.follow(subscription, scripts.keys, probe)
+        probe = Probe(server, scripts, retention_ms=self._retention_ms)
+        self._readers.follow(subscription, server, scripts.keys, probe)
         return subscription
 
-    def _scripts_of(self, job_id: str) -> QueueScripts:
-        """Return the scripts of the partition that the job lives in."""
-        return self._partition_scripts(partition_of(job_id))
-
-    def _partition_scripts(self, partition: int) -> QueueScripts:
+    def _server_of(self, job_id: str) -> RedisServer:
+        """Return the server of the partition that the job lives in."""
         self._check_open()
-        if partition not in self._scripts:
-            keys = QueueKeys(self.queue, partition)
-            self._scripts[partition] = QueueScripts(self._server.commands, keys)
-        return self._scripts[partition]
+        return self._partitions.server(partition_of(job_id))
+
+    def _scripts_of(self, job_id: str) -> QueueScripts:
+        """Return the operations of the partition that the job lives in."""
+        self._check_open()
+        return self._partitions.scripts(partition_of(job_id))
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -1,13 +1,66 @@
-"""How many partitions a queue has, and which of them a job goes to."""
+"""The partitions of a queue: how many there are, where each lives, and which one a job goes to."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import zlib
+from typing import Final
 
+from inferq.producer.server import RedisServer
 from inferq.protocol.errors import InvalidRequestError
-from inferq.protocol.keys import MAX_PARTITIONS
+from inferq.protocol.keys import MAX_PARTITIONS, QueueKeys
+from inferq.protocol.scripts import QueueScripts
+from inferq.protocol.servers import ServerUrl
+
+DEFAULT_URL: Final = "redis://127.0.0.1:6379/0"
+DEFAULT_QUEUE: Final = "default"
+
+
+class Partitions:
+    """Connections to one queue: of a Cluster to each partition's own node, else to one server.
+
+    None takes `$INFERQ_REDIS_URL`, `$INFERQ_QUEUE` and `$INFERQ_PARTITIONS`, or the local server,
+    `default` and 1. `timeout_s` bounds one command with its retries. Connects when first used.
+    """
+
+    def __init__(
+        self, url: str | None, queue: str | None, number: int | None, *, timeout_s: float
+    ) -> None:
+        if not isinstance(queue, str | None):
+            raise InvalidRequestError(f"must be a name, not {type(queue).__name__}", field="queue")
+        self.queue = queue or os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE
+        QueueKeys(self.queue)  # refuses a bad name here, not at the first call
+        self.number = to_num_partitions(number)
+        self._url = ServerUrl.parse(url or os.environ.get("INFERQ_REDIS_URL") or DEFAULT_URL)
+        self._timeout_s = timeout_s
+        self._servers: dict[int, RedisServer] = {}
+        self._scripts: dict[int, QueueScripts] = {}
+
+    @property
+    def name(self) -> str:
+        """The server's address without credentials."""
+        return self._url.name
+
+    def server(self, partition: int) -> RedisServer:
+        """Return the connections to the server that a partition lives on."""
+        place = partition if self._url.kind == "cluster" else 0
+        if place not in self._servers:
+            slot_key = QueueKeys(self.queue, place).prefix
+            self._servers[place] = RedisServer(self._url, slot_key, timeout_s=self._timeout_s)
+        return self._servers[place]
+
+    def scripts(self, partition: int) -> QueueScripts:
+        """Return a partition's operations, to be called through its `server`."""
+        if partition not in self._scripts:
+            commands = self.server(partition).commands
+            self._scripts[partition] = QueueScripts(commands, QueueKeys(self.queue, partition))
+        return self._scripts[partition]
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for server in self._servers.values():
+            await server.aclose()
 
 
 def to_num_partitions(given: int | None) -> int:

@@ -21,7 +21,6 @@ from inferq.producer.server import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     RedisServer,
-    is_refusal,
     jitter,
 )
 from inferq.producer.subscription import BUFFER_EVENTS, Entry, Subscription
@@ -180,7 +179,7 @@ class StreamReader:
         if self._lost_since is None:
             self._lost_since = now
             self._next_pause_s = FIRST_PAUSE_S
-        if is_refusal(error) or now - self._lost_since > self._reconnect_s:
+        if error.is_refusal or now - self._lost_since > self._reconnect_s:
             raise error
         await asyncio.sleep(jitter(self._next_pause_s))
         self._next_pause_s = min(2 * self._next_pause_s, LONGEST_PAUSE_S)
@@ -213,18 +212,19 @@ class StreamReader:
 class ReaderPool:
     """The readers of one client: as few as its streams need, by partition."""
 
-    def __init__(self, server: RedisServer, *, reconnect_s: float) -> None:
-        self._server = server
+    def __init__(self, *, reconnect_s: float) -> None:
         self._reconnect_s = reconnect_s
         self._readers: dict[int, list[StreamReader]] = {}
 
-    def follow(self, subscription: Subscription, keys: QueueKeys, probe: Probe) -> None:
+    def follow(
+        self, subscription: Subscription, server: RedisServer, keys: QueueKeys, probe: Probe
+    ) -> None:
         """Give a subscription to a reader that has room, or to a new one."""
         readers = [r for r in self._readers.get(keys.partition, ()) if r.is_serving]
         self._readers[keys.partition] = readers
         reader = next((r for r in readers if r.has_room), None)
         if reader is None:
-            reader = StreamReader(self._server, keys, probe, reconnect_s=self._reconnect_s)
+            reader = StreamReader(server, keys, probe, reconnect_s=self._reconnect_s)
             readers.append(reader)
         reader.add(subscription)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 from redis import exceptions as redis_errors
 from redis.asyncio import Redis
@@ -15,7 +13,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from inferq.protocol.connection import translate_errors
-from inferq.protocol.errors import InferqError, InvalidRequestError, ServerLost
+from inferq.protocol.errors import InferqError, ServerLost
+from inferq.protocol.servers import ServerUrl
 
 #: Connections for commands; readers of streams bring their own.
 COMMAND_CONNECTIONS: Final = 4
@@ -24,25 +23,22 @@ CONNECT_TIMEOUT_S: Final = 2.0
 #: First and longest pause in seconds between tries.
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5
-#: Refusals that waiting does not change.
-REFUSALS: Final = (redis_errors.AuthenticationError, redis_errors.NoPermissionError)
-
-_SCHEMES: Final = ("redis", "rediss", "unix")
 
 T = TypeVar("T")
 
 
 class RedisServer:
-    """Connections to one server; `name` is its address without credentials.
+    """Connections to the server of the keys with `slot_key`'s hash tag; `name` is its address.
 
     `timeout_s` bounds one command with all its retries. Every operation passed to `call` must be
     idempotent, since a lost reply repeats it.
     """
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
-        self.name = display_name(url)
+    def __init__(self, url: ServerUrl, slot_key: str, *, timeout_s: float) -> None:
+        self.name = url.name
         self.timeout_s = timeout_s
         self._url = url
+        self._slot_key = slot_key
         self._commands: Redis | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots = asyncio.Semaphore(COMMAND_CONNECTIONS)
@@ -61,7 +57,7 @@ class RedisServer:
     def dedicated(self, *, longest_block_s: float) -> Redis:
         """Return a client with one connection of its own, for reads that block."""
         return self._connect(
-            socket_timeout_s=longest_block_s + self.timeout_s, single_connection_client=True
+            socket_timeout_s=longest_block_s + self.timeout_s, single_connection=True
         )
 
     async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
@@ -132,7 +128,7 @@ class RedisServer:
             except ServerLost as error:
                 # a server that was never there is a wrong address, not a restart: say so soon
                 is_unknown = self._last_success is None and pause > FIRST_PAUSE_S
-                if is_refusal(error) or is_unknown or clock() + pause > give_up:
+                if error.is_refusal or is_unknown or clock() + pause > give_up:
                     raise
             else:
                 self._last_success = clock()
@@ -165,11 +161,12 @@ class RedisServer:
         if not task.cancelled():
             task.exception()  # a cancelled caller leaves it unread, which asyncio would log
 
-    def _connect(self, *, socket_timeout_s: float, **options: Any) -> Redis:
-        if not self._url.startswith("unix:"):
-            options["socket_keepalive"] = True
-        client: Redis = Redis.from_url(
-            self._url,
+    def _connect(
+        self, *, socket_timeout_s: float, single_connection: bool = False, **options: Any
+    ) -> Redis:
+        return self._url.client(
+            self._slot_key,
+            single_connection=single_connection,
             protocol=2,
             decode_responses=False,
             socket_connect_timeout=min(CONNECT_TIMEOUT_S, self.timeout_s),
@@ -177,30 +174,6 @@ class RedisServer:
             retry=Retry(NoBackoff(), 0),  # `call` retries, within a time instead of a count
             **options,
         )
-        return client
-
-
-def is_refusal(error: InferqError) -> bool:
-    """Whether the server is there, and does not let us do this."""
-    return isinstance(error.__cause__, REFUSALS)
-
-
-def display_name(url: str) -> str:
-    """Return the address in `url` without user, password or options; check that it is one."""
-    form = "must be redis://, rediss:// or unix:// with [user:password@]host[:port][/database]"
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except (ValueError, AttributeError, TypeError):
-        # no `from`: the cause would show the password
-        raise InvalidRequestError(form, field="url") from None
-    if parts.scheme not in _SCHEMES:
-        raise InvalidRequestError(form, field="url")
-    if parts.scheme == "unix":
-        return f"unix://{parts.path}"
-    if not re.fullmatch(r"(/\d*)?", parts.path, re.ASCII):
-        raise InvalidRequestError(form, field="url")  # or redis would take database 0
-    return f"{parts.scheme}://{host or 'localhost'}:{port or 6379}{parts.path}"
 
 
 def jitter(pause_s: float) -> float:

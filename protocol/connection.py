@@ -53,7 +53,10 @@ _WORDINGS: Final = (
         "refuses us: no such database",
     ),
     (re.compile(r"unauthenticated (multibulk|bulk) length", re.I), _REFUSALS["NOAUTH"]),
-    (re.compile(r"The user executing the script can't", re.I), _REFUSALS["NOPERM"]),
+    (
+        re.compile(r"The user executing the script can't|ACL failure in script", re.I),
+        _REFUSALS["NOPERM"],
+    ),
     (re.compile(r"'auth' command|AUTH <password> called", re.I), "refuses us"),
 )
 #: Redis 6.2 wraps what a script could not do in its own words, with the code inside.
@@ -102,10 +105,10 @@ def _translated(error: RedisError, server: str) -> InferqError | None:
     if code in _TRANSIENT:
         return ServerLost(f"{server} {_TRANSIENT[code]}")
     if code in _REFUSALS:
-        return ServerLost(f"{server} {_REFUSALS[code]} ({error})")
+        return ServerLost(f"{server} {_REFUSALS[code]} ({error})", is_refusal=True)
     for wording, meaning in _WORDINGS:
         if wording.search(str(error)):
-            return ServerLost(f"{server} {meaning} ({error})")
+            return ServerLost(f"{server} {meaning} ({error})", is_refusal=True)
     if isinstance(error, TimeoutError):
         return ServerLost(f"{server} does not answer: {error}")
     if isinstance(error, ConnectionError):
@@ -139,4 +142,6 @@ def _address(client: Any) -> str:
     where = _connection_options(client)
     if "path" in where:
         return str(where["path"])
+    if "router" in where:
+        return str(where["router"].name)
     return f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"

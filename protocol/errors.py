@@ -184,7 +184,11 @@ class ResultTimeout(InferqError, TimeoutError):
 
 
 class ServerLost(InferqError):
-    """The Redis server cannot be reached, refuses the credentials, or went away."""
+    """The Redis server cannot be reached, went away, or (`is_refusal`) does not let us do this."""
+
+    def __init__(self, message: str, *, is_refusal: bool = False) -> None:
+        super().__init__(message)
+        self.is_refusal = is_refusal
 
 
 class ModelError(InferqError):

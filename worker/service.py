@@ -19,6 +19,7 @@ from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.keys import QueueKeys
 from inferq.protocol.replies import ClaimedJob
 from inferq.protocol.scripts import QueueScripts
+from inferq.protocol.servers import ServerUrl
 from inferq.version import __version__
 from inferq.worker.dispatch import Dispatcher
 from inferq.worker.engine.tokenizer import Tokenizer
@@ -61,7 +62,7 @@ class WorkerService:
         `ServerLost` if Redis cannot be reached at the start, `ModelError` for a model that cannot
         be served.
         """
-        client = connect(self._settings.redis_url.get_secret_value())
+        client = connect(self._settings.redis_url.get_secret_value(), self._keys)
         calls = ScriptConnection(client)
         scripts = QueueScripts(calls, self._keys)
         engine = self._engine
@@ -76,7 +77,7 @@ class WorkerService:
                     return 0
                 stopping.cancel()
                 info, tokenizer = starting.result()
-                return await _Session(
+                return await WorkerSession(
                     self._settings, self._keys, client, scripts, engine, info, tokenizer
                 ).serve(self._stop, self._hurry)
         finally:
@@ -127,7 +128,7 @@ class WorkerService:
                 loop.remove_signal_handler(signum)
 
 
-class _Session:
+class WorkerSession:
     """The parts of a worker whose engine is loaded, wired together."""
 
     def __init__(
@@ -346,14 +347,13 @@ class _Session:
         logger.error("engine ended", why=self._engine.death)
 
 
-def connect(url: str) -> Redis:
+def connect(url: str, keys: QueueKeys) -> Redis:
     """Return a client whose calls end within seconds, whatever the server does."""
     # No retries inside: a claim repeated there would hide the lost reply of the first.
-    return Redis.from_url(
-        url,
+    return ServerUrl.parse(url).client(
+        keys.prefix,
         socket_connect_timeout=4.0,
         socket_timeout=5.0,
-        socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
     )
 

@@ -9,15 +9,13 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from redis.asyncio import ConnectionPool
-from redis.exceptions import RedisError
 
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.scripts import MAX_RETENTION_MS, STARVE_MS
+from inferq.protocol.servers import ServerUrl
 
 ENV_PREFIX: Final = "INFERQ_"
 #: Variables with our prefix that other parts of inferq read.
@@ -52,6 +50,9 @@ class EngineSettings(BaseSettings):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of weights and activations; auto takes the model's own."
+    )
+    quantization: Literal["int8"] | None = Field(
+        None, description="Round weights and the activations that they meet to 8 bits (CPU only)."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs; auto takes a GPU where there is one."
@@ -117,7 +118,7 @@ class WorkerSettings(EngineSettings):
     )
     redis_url: SecretStr = Field(
         SecretStr("redis://127.0.0.1:6379/0"),
-        description="redis:// or rediss:// URL of the server, credentials included.",
+        description="URL of the server, credentials included; docs/reliability.md has the forms.",
     )
     queue: str = Field("default", description="Queue to serve.")
     partition: int = Field(0, ge=0, lt=1024, description="Partition of the queue to serve.")
@@ -219,25 +220,10 @@ def check_variable_names(environment: Mapping[str, str]) -> None:
 
 def _check_url(url: str) -> None:
     """Raise `ValueError` unless a Redis client can be made from `url`; never shows any of it."""
-    form = (
-        "must be redis://, rediss:// or unix:// with [user:password@]host[:port][/database] "
-        "or a socket's path, and with no ?options but those of redis-py"
-    )
     try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises when it is none
-        pool = ConnectionPool.from_url(url)
-        pool.connection_class(**pool.connection_kwargs)  # refuses options; connects to nothing yet
-    except (ValueError, TypeError, RedisError):
-        # no `from`: the cause would show the password
-        raise ValueError(form) from None
-    is_path_right = (
-        len(parts.path) > 1
-        if parts.scheme == "unix"
-        else not (database := parts.path.strip("/")) or database.isdecimal()
-    )
-    if not is_path_right:
-        raise ValueError(form)
+        ServerUrl.parse(url)
+    except InvalidRequestError as error:
+        raise ValueError(str(error).removeprefix("url: ")) from None
 
 
 def _describe(error: ValidationError) -> str:

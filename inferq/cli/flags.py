@@ -6,7 +6,7 @@ import argparse
 from typing import Any, Protocol
 
 from inferq.cli.exit_codes import HELP as EXIT_CODES
-from inferq.producer.async_client import DEFAULT_QUEUE, DEFAULT_URL
+from inferq.producer.partitions import DEFAULT_QUEUE, DEFAULT_URL
 
 
 class Commands(Protocol):

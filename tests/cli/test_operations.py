@@ -23,7 +23,7 @@ CLAIM: dict[str, Any] = {
     "max_jobs": 1,
     "max_model_len": 1000,
     "block_size": 16,
-    "lease_ms": 1,
+    "lease_ms": 60_000,
     "max_crashes": 2,
     "retention_ms": 60_000,
 }
@@ -52,7 +52,7 @@ async def _crash(scripts: QueueScripts, client: AsyncClient) -> str:
     async with asyncio.timeout(10):
         while not await scripts.dead_letters():
             await scripts.claim("w", **CLAIM)
-            await asyncio.sleep(0.002)
+            await scripts.reconcile("w", [], crashed=True)
     return job.id
 
 

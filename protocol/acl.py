@@ -1,0 +1,59 @@
+"""The least rights on a Redis server that each part of inferq needs, as ACL rules.
+
+A script runs with the rights of its caller, so that a rule names what the scripts call too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from inferq.protocol.keys import QueueKeys
+
+
+class Role(StrEnum):
+    """Who connects."""
+
+    #: The SDK, the command line, a gateway: submits, reads, cancels, looks.
+    PRODUCER = "producer"
+    #: Workers, operators and maintenance: claims, publishes, sweeps, deals with dead letters.
+    WORKER = "worker"
+
+
+#: To connect, and to find a Cluster's node.
+_CONNECT: Final = ("auth", "hello", "ping", "select", "client|setname", "cluster|slots")
+_SCRIPTS: Final = ("eval", "evalsha", "time", "multi", "exec")
+#: What submitting and ending jobs does, in scripts.
+_JOBS: Final = (
+    *("exists", "get", "set", "persist", "pexpire", "expire"),
+    *("hdel", "hexists", "hget", "hgetall", "hincrby", "hmget", "hset"),
+    *("xack", "xadd", "xdel", "xgroup|create", "xinfo|groups", "xlen"),
+    *("xrange", "xread", "xrevrange"),
+    *("zadd", "zcount", "zrem", "zscore"),
+)
+#: What claiming and looking after other workers does besides.
+_CLAIMS: Final = (
+    *("del", "xclaim", "xgroup|delconsumer", "xinfo|consumers", "xpending", "xreadgroup"),
+    *("zcard", "zrange", "zrangebyscore"),
+)
+
+#: The commands of each role.
+COMMANDS: Final[Mapping[Role, tuple[str, ...]]] = MappingProxyType(
+    {
+        Role.PRODUCER: (*_CONNECT, *_SCRIPTS, *_JOBS),
+        Role.WORKER: (*_CONNECT, *_SCRIPTS, *_JOBS, *_CLAIMS),
+    }
+)
+
+
+def acl_rules(role: Role, queue: str) -> str:
+    """Return the rules of a user for all partitions of `queue`, without its name and password.
+
+    To be used as `ACL SETUSER name on >password RULES`. Raises `InvalidRequestError` for a name
+    that no queue can have.
+    """
+    keys = QueueKeys(queue).prefix.replace(".0}", ".*}")
+    commands = " ".join(f"+{command}" for command in COMMANDS[role])
+    return f"resetkeys ~{keys}* resetchannels -@all {commands}"

@@ -1,0 +1,318 @@
+"""Clients of a standalone server, of the primary that Sentinels name, or of a Cluster's node.
+
+A partition lives in one Cluster slot, so each client needs one server at a time: a plain
+client whose connections ask, whenever they are made, where that server is now. A server that says
+it is the wrong one is asked about again; to the caller all that is a lost connection.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
+from redis.asyncio.connection import parse_url
+from redis.asyncio.sentinel import Sentinel
+from redis.crc import key_slot
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ConnectionError,  # noqa: A004 - the builtin of this name is not what redis raises
+    MasterDownError,
+    ReadOnlyError,
+    RedisError,
+)
+
+from inferq.protocol.errors import InvalidRequestError
+
+#: Longest wait in seconds for a Sentinel or a node to say where a server is.
+LOOK_UP_TIMEOUT_S: Final = 1.0
+FORM: Final = (
+    "must be redis://, rediss:// (TLS) or unix:// with [user:password@]host[:port][/database], "
+    "redis+sentinel://[user:password@]host[:port][,…]/service[/database] or "
+    "redis+cluster://[user:password@]host[:port][,…] (rediss+… with TLS), and with no ?options but "
+    "those of redis-py"
+)
+
+_PLAIN: Final = ("redis", "rediss", "unix")
+_ROUTED: Final = re.compile(r"(rediss?)\+(sentinel|cluster)")
+_DEFAULT_PORTS: Final = {"sentinel": 26379, "cluster": 6379}
+_NODE: Final = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d{1,5}))?")
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUrl:
+    """A checked URL; `name` shows it without user, password or options."""
+
+    name: str
+    #: "standalone", "sentinel" or "cluster".
+    kind: str
+    #: The URL itself, or what a connection takes besides the address, as a URL of a single server.
+    plain: str = field(repr=False)
+    nodes: tuple[Address, ...] = ()
+    #: What the Sentinels call the primary.
+    service: str = ""
+    sentinel_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> ServerUrl:
+        """Check a URL; raise `InvalidRequestError`, without the password, for what is none."""
+        try:
+            parts = urlsplit(url)
+            scheme = parts.scheme
+            if scheme in _PLAIN:
+                _check_options(url)
+                return cls(_plain_name(url), "standalone", url)
+            if routed := _ROUTED.fullmatch(scheme):
+                return _parse_routed(url, *routed.groups())
+        except (ValueError, AttributeError, TypeError, RedisError):
+            pass
+        # no `from`: the cause would show the password
+        raise InvalidRequestError(FORM, field="url")
+
+    def client(self, slot_key: str, *, single_connection: bool = False, **options: Any) -> Redis:
+        """Return a client for the keys that share `slot_key`'s hash tag.
+
+        `options` are those of redis-py's connections. Nothing is connected yet.
+        """
+        if self.kind == "standalone":
+            if not self.plain.startswith("unix:"):
+                options["socket_keepalive"] = True
+            client: Redis = Redis.from_url(
+                self.plain, single_connection_client=single_connection, **options
+            )
+            return client
+        given: dict[str, Any] = dict(parse_url(self.plain))
+        given |= {"host": "", "port": 0, "socket_keepalive": True, **options}
+        is_tls = given.pop("connection_class", None) is SSLConnection
+        router = self._router(slot_key, given, is_tls=is_tls)
+        pool = ConnectionPool(
+            connection_class=_RoutedSSLConnection if is_tls else _RoutedConnection,
+            router=router,
+            **given,
+        )
+        client = Redis(connection_pool=pool, single_connection_client=single_connection)
+        client.auto_close_connection_pool = True
+        return client
+
+    def _router(self, slot_key: str, options: dict[str, Any], *, is_tls: bool) -> Router:
+        tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+        tls["ssl"] = is_tls
+        if self.kind == "sentinel":
+            asked = {**tls, **dict(self.sentinel_options)}
+            return SentinelRouter(self.name, self.nodes, self.service, asked)
+        login: dict[str, Any] = {
+            name: options[name] for name in ("username", "password") if name in options
+        }
+        return ClusterRouter(self.name, self.nodes, key_slot(slot_key.encode()), {**tls, **login})
+
+
+class Router(Protocol):
+    """Knows where the server is that a client needs; `name` is for people."""
+
+    @property
+    def name(self) -> str:
+        """Say what is connected to."""
+        ...
+
+    async def address(self) -> Address:
+        """Return the server's address; raise redis' `ConnectionError` if nobody can say."""
+        ...
+
+    def forget(self) -> None:
+        """Take notice that the server has become the wrong one."""
+        ...
+
+
+class SentinelRouter:
+    """The primary of one service; the Sentinels are asked for every connection."""
+
+    def __init__(
+        self, name: str, nodes: tuple[Address, ...], service: str, options: dict[str, Any]
+    ) -> None:
+        self.name = name
+        self._service = service
+        self._nodes = nodes
+        self._options = options
+
+    async def address(self) -> Address:
+        """Ask the Sentinels, one after the other."""
+        sentinel = Sentinel(  # type: ignore[no-untyped-call]
+            self._nodes,
+            sentinel_kwargs={
+                "socket_timeout": LOOK_UP_TIMEOUT_S,
+                "socket_connect_timeout": LOOK_UP_TIMEOUT_S,
+                **self._options,
+            },
+        )
+        try:
+            host, port = await sentinel.discover_master(self._service)
+        finally:
+            for asked in sentinel.sentinels:
+                await asked.aclose()
+        return host, port
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+class ClusterRouter:
+    """The node that serves one slot; found again when it says that it has moved."""
+
+    def __init__(
+        self, name: str, nodes: tuple[Address, ...], slot: int, options: dict[str, Any]
+    ) -> None:
+        self.name = name
+        self._seeds = nodes
+        #: Every node that the Cluster named, for when the seeds are gone.
+        self._known: list[Address] = list(nodes)
+        self._slot = slot
+        self._options = options
+        self._found: Address | None = None
+
+    async def address(self) -> Address:
+        """Return the node found last; else ask one node after the other for the slots."""
+        if self._found is not None:
+            # Asked again by the next one, unless this one succeeds: a dead node tells nobody.
+            found, self._found = self._found, None
+            return found
+        failure: Exception | None = None
+        for node in list(self._known):
+            try:
+                return await self._ask(node)
+            except (RedisError, OSError) as error:
+                failure = error
+        raise ConnectionError(
+            f"no node of {self.name} says who serves slot {self._slot}: {failure}"
+        )
+
+    async def _ask(self, node: Address) -> Address:
+        host, port = node
+        async with Redis(
+            host=host,
+            port=port,
+            socket_timeout=LOOK_UP_TIMEOUT_S,
+            socket_connect_timeout=LOOK_UP_TIMEOUT_S,
+            **self._options,
+        ) as client:
+            ranges: Any = await client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+        owners = _slot_owners(ranges, host)
+        self._known = list(dict.fromkeys((*self._seeds, *(owner for _, _, owner in owners))))
+        for first, last, owner in owners:
+            if first <= self._slot <= last:
+                return owner
+        raise ConnectionError(f"{self.name} has no node for slot {self._slot}")
+
+    def forget(self) -> None:
+        """Ask again."""
+        self._found = None
+
+    def keep(self, address: Address) -> None:
+        """Use this node, which answered, for the next connection too."""
+        self._found = address
+
+
+class _RoutedConnection(Connection):
+    """A connection that asks its router for the address whenever it is made."""
+
+    def __init__(self, *, router: Router, **options: Any) -> None:
+        super().__init__(**options)
+        self._router = router
+
+    async def connect_check_health(
+        self, check_health: bool = True, retry_socket_connect: bool = True
+    ) -> None:
+        """Find the server, then connect as usual."""
+        if self.is_connected:
+            return
+        self.host, self.port = address = await self._router.address()
+        await super().connect_check_health(check_health, retry_socket_connect)
+        if isinstance(self._router, ClusterRouter):
+            self._router.keep(address)
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        """Read one; a wrong server, or one that is no primary any more, is a lost connection."""
+        try:
+            return await super().read_response(*args, **options)
+        except (AskError, ReadOnlyError, ClusterDownError, MasterDownError) as error:
+            self._router.forget()
+            await self.disconnect()
+            raise ConnectionError(f"the server has changed its part: {error}") from error
+
+
+class _RoutedSSLConnection(_RoutedConnection, SSLConnection):
+    """The same with TLS."""
+
+
+def _slot_owners(ranges: Any, asked_host: str) -> list[tuple[int, int, Address]]:
+    """Read CLUSTER SLOTS: first and last slot with its primary; no host is that of the one asked.
+
+    redis-py may have parsed the reply into a map of ranges.
+    """
+    owners = []
+    if isinstance(ranges, dict):
+        for (first, last), nodes in ranges.items():
+            host, port = nodes["primary"][:2]
+            owners.append((int(first), int(last), (_text(host) or asked_host, int(port))))
+        return owners
+    for first, last, primary, *_ in ranges:
+        owners.append((int(first), int(last), (_text(primary[0]) or asked_host, int(primary[1]))))
+    return owners
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value or "")
+
+
+def _check_options(url: str) -> None:
+    pool = ConnectionPool.from_url(url)
+    pool.connection_class(**pool.connection_kwargs)  # refuses options; connects to nothing yet
+
+
+def _plain_name(url: str) -> str:
+    parts = urlsplit(url)
+    host, port = parts.hostname, parts.port
+    if parts.scheme == "unix":
+        if len(parts.path) < 2:
+            raise ValueError("no path")
+        return f"unix://{parts.path}"
+    if not re.fullmatch(r"(/\d*)?", parts.path, re.ASCII):
+        raise ValueError("not a database")  # or redis would take database 0
+    return f"{parts.scheme}://{host or 'localhost'}:{port or 6379}{parts.path}"
+
+
+def _parse_routed(url: str, scheme: str, kind: str) -> ServerUrl:
+    parts = urlsplit(url)
+    login, at, hosts = parts.netloc.rpartition("@")
+    nodes = tuple(_parse_node(text, _DEFAULT_PORTS[kind]) for text in hosts.split(","))
+    service, _, database = unquote(parts.path).strip("/").partition("/")
+    if kind == "cluster" and service:
+        raise ValueError("a Cluster has one database")
+    if kind == "sentinel" and not service:
+        raise ValueError("no service")
+    if database and not re.fullmatch(r"\d+", database, re.ASCII):
+        raise ValueError("not a database")
+    query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    sentinel = tuple(
+        (n.removeprefix("sentinel_"), v) for n, v in query if n.startswith("sentinel_")
+    )
+    rest = urlencode([(n, v) for n, v in query if not n.startswith("sentinel_")])
+    plain = f"{scheme}://{login}{at}routed:1/{database}" + (f"?{rest}" if rest else "")
+    _check_options(plain)
+    shown = ",".join(f"{host}:{port}" for host, port in nodes)
+    name = f"{parts.scheme}://{shown}" + (f"/{service}" if service else "")
+    return ServerUrl(name, kind, plain, nodes, service, sentinel)
+
+
+def _parse_node(text: str, default_port: int) -> Address:
+    match = _NODE.fullmatch(text)
+    if match is None:
+        raise ValueError("not a host")
+    port = int(match["port"] or default_port)
+    if not 0 < port < 65536:
+        raise ValueError("not a port")
+    return match["v6"] or match["host"], port

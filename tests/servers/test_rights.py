@@ -1,0 +1,144 @@
+"""TLS, and users that may do no more than their part needs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from inferq.embedded import EmbeddedServer
+from inferq.producer import AsyncClient, QueueAdmin
+from inferq.protocol.acl import Role, acl_rules
+from inferq.protocol.errors import ServerLost
+from inferq.protocol.params import SamplingParams
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def users(server: EmbeddedServer, queue: str) -> Iterator[Callable[[Role], str]]:
+    """URLs of users with the documented rights, on each kind of server."""
+    with redis.Redis.from_url(server.url) as admin:
+
+        def url_of(role: Role) -> str:
+            rules = acl_rules(role, queue).split()
+            admin.execute_command("ACL", "SETUSER", f"{queue}-{role}", "on", ">secret", *rules)
+            return f"redis://{queue}-{role}:secret@127.0.0.1:{server.port}/0"
+
+        yield url_of
+        for role in Role:
+            admin.execute_command("ACL", "DELUSER", f"{queue}-{role}")
+
+
+async def test_the_documented_rights_are_enough_for_a_jobs_whole_life(
+    users: Callable[[Role], str], mini_worker: Callable[..., Any], queue: str
+) -> None:
+    worker = mini_worker(users(Role.WORKER))
+    async with AsyncClient(users(Role.PRODUCER), queue) as client:
+        await client.ping()
+        job = await client.submit("x", idempotency_key="k", deadline_s=60)
+        stream = job.stream(timeout_s=10)
+        await worker.scripts.register("mini", {"model": "m"})
+        [claimed] = await worker.claim()
+        await worker.token(claimed, 0)
+        assert (await anext(stream)).text == "0 "
+        await worker.scripts.heartbeat(
+            "mini", [(claimed.job_id, claimed.epoch)], lease_ms=10_000, retention_ms=60_000
+        )
+        await worker.scripts.recost(
+            "mini", claimed.job_id, claimed.epoch, prompt_tokens=1, budget=16
+        )
+        await worker.scripts.release("mini", [(claimed.job_id, claimed.epoch, None)])
+        [claimed] = await worker.claim()
+        await worker.scripts.reconcile("mini", [])
+        [claimed] = await worker.claim()
+        await worker.end(claimed, 1)
+        assert [event async for event in stream]
+        delayed = await client.submit("x", delay_s=60)
+        assert await delayed.cancel() == "cancelled"
+        assert [each.name for each in await client.workers()] == ["mini"]
+    await worker.scripts.sweep(gone_ms=0)
+    await worker.scripts.unregister("mini")
+
+
+async def test_the_documented_rights_are_enough_for_dead_letters(
+    users: Callable[[Role], str], mini_worker: Callable[..., Any], queue: str
+) -> None:
+    worker = mini_worker(users(Role.WORKER))
+    async with AsyncClient(users(Role.PRODUCER), queue) as client:
+        await client.submit("x", SamplingParams(max_tokens=1))
+        for _ in range(3):
+            await worker.claim()
+            await worker.scripts.reconcile("mini", [], crashed=True)
+        await worker.claim()
+    async with QueueAdmin(users(Role.WORKER), queue) as admin:
+        assert (await admin.overview()).dead_letters == 1
+        [letter] = await admin.dead_letters()
+        await admin.redrive(letter.entry_id)
+        await admin.drop(letter.entry_id)
+
+
+async def test_a_producer_reaches_no_other_queue_and_claims_nothing(
+    users: Callable[[Role], str], mini_worker: Callable[..., Any], queue: str
+) -> None:
+    url = users(Role.PRODUCER)
+    async with AsyncClient(url, f"{queue}x") as stranger:
+        with pytest.raises(ServerLost, match="lacks a permission"):
+            await stranger.submit("x")
+    async with AsyncClient(url, queue) as client:
+        await client.submit("x")
+    with pytest.raises(ServerLost, match="lacks a permission"):
+        await mini_worker(url).claim()
+
+
+def test_the_documentation_has_the_rules_of_every_role() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    for role in Role:
+        assert acl_rules(role, "default") in text
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "1", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            *("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+async def test_a_job_is_served_over_tls(
+    redis_binary: str,
+    certificate: Path,
+    mini_worker: Callable[..., Any],
+    queue: str,
+    free_port: int,
+) -> None:
+    settings = {
+        "tls-port": str(free_port),
+        "tls-cert-file": str(certificate / "cert.pem"),
+        "tls-key-file": str(certificate / "key.pem"),
+        "tls-auth-clients": "no",
+    }
+    with EmbeddedServer(binary=redis_binary, settings=settings):
+        url = f"rediss://127.0.0.1:{free_port}/0?ssl_ca_certs={certificate / 'cert.pem'}"
+        worker = mini_worker(url)
+        async with AsyncClient(url, queue) as client:
+            job = await client.submit("x")
+            [claimed] = await worker.claim()
+            await worker.token(claimed, 0)
+            await worker.end(claimed, 1)
+            assert (await job.result(timeout_s=10)).text == "0 "
+        async with AsyncClient(f"rediss://127.0.0.1:{free_port}/0", queue) as distrustful:
+            with pytest.raises(ServerLost, match=r"(?i)certificate"):
+                await distrustful.ping()
