@@ -85,7 +85,7 @@ class NativeAttention:
         check_shapes(query, kv_layer, plan.batch)
         own = _checked(plan, kv_layer)
         query = _dense_heads(query)
-        out = torch.empty(query.shape, dtype=query.dtype)
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
         self._attend(
             query.data_ptr(),
             out.data_ptr(),

@@ -42,7 +42,7 @@ def _native(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
         return None
     if residual is not None and (residual.shape != x.shape or x.dim() != 2):
         return None
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     kernel(
         x.data_ptr(),
         0 if residual is None else residual.data_ptr(),

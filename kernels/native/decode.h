@@ -3,12 +3,22 @@
 // A sequence is walked in tiles of tokens, all KV heads of a tile one after the other, so that a
 // page is read from front to back, and each row once for all query heads of its group.
 #pragma once
+#include <iterator>
+
 #include "attention.h"
 
 constexpr int DECODE_TILE = 64;  // tokens
 constexpr int KEYS_AT_ONCE = 4;
 // Query heads whose sums are held in registers: 4 keys * 4 heads of 32, or 4 * 2 of 16.
 constexpr int HEADS_AT_ONCE = LANES == 16 ? 4 : 2;
+
+// Tokens whose rows are on their way from memory while one is computed.
+constexpr int LOOK_AHEAD = 16;
+
+template <class T> void prefetch(const T* row, Channels channels) {
+    for (std::size_t byte = 0; byte < channels.head_dim * sizeof(T); byte += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(row) + byte);
+}
 
 // The running softmax of one sequence: sums of exp(score - highest), plain and weighting values.
 struct DecodeState {
@@ -47,6 +57,8 @@ void decode_scores(const float* query, const T* const* keys, std::int64_t head_o
         const T* rows[KEYS_AT_ONCE];
         for (int i = 0; i < KEYS_AT_ONCE; ++i)  // past the end: the last row again, to be dropped
             rows[i] = keys[std::min(token + i, count - 1)] + head_offset;
+        for (int i = 0; i < KEYS_AT_ONCE; ++i)
+            prefetch(keys[token + i + LOOK_AHEAD] + head_offset, channels);
         Vec sums[G][KEYS_AT_ONCE] = {};
         for (std::int64_t vector = 0; vector < channels.count; ++vector) {
             Vec key[KEYS_AT_ONCE];
@@ -61,7 +73,9 @@ void decode_scores(const float* query, const T* const* keys, std::int64_t head_o
             }
         }
 #pragma GCC unroll 4
-        for (int g = 0; g < G; ++g) store_sums(scores + g * DECODE_TILE + token, sums[g]);
+        for (int g = 0; g < G; ++g)
+            store_sums(scores + g * DECODE_TILE + token, sums[g][0], sums[g][1], sums[g][2],
+                       sums[g][3]);
     }
 }
 
@@ -102,6 +116,7 @@ void decode_values(const float* weights, const float* keep, const T* const* keys
             sums[g][v] = load(values + g * channels.padded() + (vector + v) * LANES) * keep[g];
     for (std::int64_t token = 0; token < count; ++token) {
         const T* row = keys[token] + value_offset;
+        prefetch(keys[token + LOOK_AHEAD] + value_offset, channels);
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
             const Vec value = load_channels(row, vector + v, channels);
@@ -164,8 +179,11 @@ void decode_tokens(const Attention& a, std::int64_t sequence, std::int64_t first
     const std::int64_t group = a.group();
     for (std::int64_t token = first; token < last; token += DECODE_TILE) {
         const std::int64_t count = std::min<std::int64_t>(DECODE_TILE, last - token);
-        const T* keys[DECODE_TILE];
-        find_keys(a, sequence, token, count, keys);
+        const T* keys[DECODE_TILE + KEYS_AT_ONCE + LOOK_AHEAD];
+        const std::int64_t ahead =
+            std::min<std::int64_t>(count + LOOK_AHEAD + KEYS_AT_ONCE, last - token);
+        find_keys(a, sequence, token, ahead, keys);
+        std::fill(keys + ahead, std::end(keys), keys[ahead - 1]);
         for (std::int64_t kv_head = 0; kv_head < a.kv_heads; ++kv_head) {
             std::int64_t head = kv_head * group;
             const std::int64_t end = head + group;

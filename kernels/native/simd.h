@@ -32,29 +32,34 @@ inline float sum(Vec x) {
     return total;
 }
 
-// Stores the sums of four vectors next to each other.
-inline void store_sums(float* p, const Vec (&x)[4]) {
 #if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
-    typedef float Quad __attribute__((vector_size(16)));
-    Quad quads[4];
-    for (int i = 0; i < 4; ++i) {
-        Quad parts[LANES / 4];
-        std::memcpy(parts, &x[i], sizeof parts);
-        for (int width = LANES / 8; width > 0; width /= 2)
-            for (int j = 0; j < width; ++j) parts[j] += parts[j + width];
-        quads[i] = parts[0];
-    }
-    const Quad a = __builtin_shufflevector(quads[0], quads[1], 0, 4, 1, 5) +
-                   __builtin_shufflevector(quads[0], quads[1], 2, 6, 3, 7);
-    const Quad b = __builtin_shufflevector(quads[2], quads[3], 0, 4, 1, 5) +
-                   __builtin_shufflevector(quads[2], quads[3], 2, 6, 3, 7);
-    const Quad sums = __builtin_shufflevector(a, b, 0, 1, 4, 5) +
-                      __builtin_shufflevector(a, b, 2, 3, 6, 7);
-    std::memcpy(p, &sums, sizeof sums);
-#else
-    for (int i = 0; i < 4; ++i) p[i] = sum(x[i]);
-#endif
+typedef float Quad __attribute__((vector_size(16)));
+
+// Four partial sums of a vector's lanes.
+inline Quad fold(Vec x) {
+    Quad parts[LANES / 4];
+    std::memcpy(parts, &x, sizeof parts);
+    for (int width = LANES / 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) parts[i] += parts[i + width];
+    return parts[0];
 }
+
+// Stores the sums of four vectors next to each other.
+inline void store_sums(float* p, Vec a, Vec b, Vec c, Vec d) {
+    const Quad fa = fold(a), fb = fold(b), fc = fold(c), fd = fold(d);
+    const Quad ab = __builtin_shufflevector(fa, fb, 0, 4, 1, 5) +
+                    __builtin_shufflevector(fa, fb, 2, 6, 3, 7);
+    const Quad cd = __builtin_shufflevector(fc, fd, 0, 4, 1, 5) +
+                    __builtin_shufflevector(fc, fd, 2, 6, 3, 7);
+    const Quad sums = __builtin_shufflevector(ab, cd, 0, 1, 4, 5) +
+                      __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+    std::memcpy(p, &sums, sizeof sums);
+}
+#else
+inline void store_sums(float* p, Vec a, Vec b, Vec c, Vec d) {
+    p[0] = sum(a), p[1] = sum(b), p[2] = sum(c), p[3] = sum(d);
+}
+#endif
 
 // Unaligned loads and stores of LANES elements, widened to float32 and rounded to nearest even.
 inline Vec load(const float* p) {
