@@ -2,29 +2,51 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
 
 from inferq.kernels.attention import HEAD_DIMS, AttentionBatch, AttentionPlan, check_shapes
-from inferq.kernels.triton_decode import DecodeSplits, decode_attention
+from inferq.kernels.triton_decode import DecodeTile, decode_attention, decode_tile
 from inferq.kernels.triton_kv_write import kv_write
-from inferq.kernels.triton_prefill import PrefillTiles, prefill_attention, tile_rows
+from inferq.kernels.triton_pages import architecture
+from inferq.kernels.triton_prefill import (
+    PrefillTile,
+    prefill_attention,
+    prefill_tile,
+    tile_tokens,
+)
+from inferq.kernels.triton_schedule import (
+    DecodeWork,
+    SplitPolicy,
+    count_items,
+    schedule_decodes,
+    splits_any,
+)
 
-# Programs wanted for each multiprocessor, and the fewest tokens worth a split. Not measured yet.
-_PROGRAMS_PER_PROCESSOR = 2
-_MIN_SPLIT_TOKENS = 256
-_MAX_SPLITS = 128
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What a tuner sweeps; None: the tables' choice for the device."""
+
+    decode: DecodeTile | None = None
+    prefill: PrefillTile | None = None
+    splits: SplitPolicy = field(default_factory=SplitPolicy)
+    processors: int | None = None
+    """Multiprocessors to fill; None: the device's."""
 
 
 @dataclass(frozen=True, slots=True)
 class TritonPlan(AttentionPlan):
-    """The step's batch; splits and tiles are added at the first layer of each kind."""
+    """The step's batch; work items and tiles are added at the first layer of each kind."""
 
-    splits: dict[tuple[int, int | None], DecodeSplits] = field(default_factory=dict)
-    """By KV heads and window."""
-    tiles: dict[int, PrefillTiles] = field(default_factory=dict)
-    """By query rows in a tile."""
+    captured: bool
+    """Whether the plan belongs to a graph that is being captured."""
+    work: dict[tuple[int, int, int, int | None], DecodeWork | None] = field(default_factory=dict)
+    """By query heads, KV heads, head size and window; None: no sequence is split."""
+    tiles: dict[int, Tensor] = field(default_factory=dict)
+    """By query tokens in a tile."""
 
 
 class TritonAttention:
@@ -32,16 +54,17 @@ class TritonAttention:
 
     name = "triton"
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, tuning: Tuning | None = None) -> None:
         if device.type != "cuda" and not triton.knobs.runtime.interpret:
             raise ValueError(f"attention form 'triton' cannot run on {device}")
-        self._processors = 1
-        if device.type == "cuda":
-            self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._tuning = tuning or Tuning()
+        self._architecture = architecture(device)
+        self._processors = self._tuning.processors or _processors(device)
+        self._programs = self._processors * self._tuning.splits.programs_per_processor
 
     def plan(self, batch: AttentionBatch) -> AttentionPlan:
-        """Keep the batch: splits and tiles follow when the cache's shape is known."""
-        return TritonPlan(batch)
+        """Keep the batch: the rest follows when the cache's shape is known."""
+        return TritonPlan(batch, captured=_capturing(batch.seq_lens.device))
 
     def write_kv(self, key: Tensor, value: Tensor, kv_layer: Tensor, plan: AttentionPlan) -> None:
         """Store each token's key and value at its slot; slot -1 is skipped."""
@@ -58,24 +81,26 @@ class TritonAttention:
         soft_cap: float | None = None,
     ) -> Tensor:
         """Attend causally over the cached tokens of each sequence; padding rows give zeros."""
-        _check(query, kv_layer, plan.batch)
         own = _own(plan)
         batch = own.batch
+        _check(query, kv_layer, batch)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        head_dim, element_size = query.shape[2], kv_layer.element_size()
         if batch.num_decodes:
             decode_attention(
                 query[: batch.num_decodes],
                 kv_layer,
                 batch.block_tables,
-                batch.seq_lens,
+                batch.seq_lens[: batch.num_decodes],
                 out,
-                self._splits(own, kv_layer.shape[3], window),
+                self._work(own, query, kv_layer, window),
+                tile=self._tuning.decode or decode_tile(head_dim, element_size, self._architecture),
                 scale=scale,
                 window=window,
                 soft_cap=soft_cap,
             )
-        tiles = _tiles(own, tile_rows(query.shape[2], kv_layer.element_size()))
-        if tiles.sequences.numel():
+        if batch.num_decodes < len(batch.query_lens):
+            tile = self._tuning.prefill or prefill_tile(head_dim, element_size, self._architecture)
             prefill_attention(
                 query,
                 kv_layer,
@@ -83,7 +108,8 @@ class TritonAttention:
                 batch.seq_lens,
                 batch.query_starts,
                 out,
-                tiles,
+                _tiles(own, tile_tokens(tile, query.shape[1] // kv_layer.shape[3])),
+                tile=tile,
                 scale=scale,
                 window=window,
                 soft_cap=soft_cap,
@@ -92,33 +118,62 @@ class TritonAttention:
 
     def describe(self) -> str:
         """Say which form this is."""
-        return f"triton (version {triton.__version__}, {self._processors} multiprocessors)"
+        return (
+            f"triton (version {triton.__version__}, {self._processors} multiprocessors, "
+            f"tiles for sm_{self._architecture})"
+        )
 
-    def _splits(self, plan: TritonPlan, kv_heads: int, window: int | None) -> DecodeSplits:
-        splits = plan.splits.get((kv_heads, window))
-        if splits is None:
-            lens = plan.batch.total_lens[: plan.batch.num_decodes]
-            seen = [length if window is None else min(length, window) for length in lens]
-            splits = decode_splits(seen, kv_heads, self._processors * _PROGRAMS_PER_PROCESSOR)
-            plan.splits[kv_heads, window] = splits
-        return splits
+    def _work(
+        self, plan: TritonPlan, query: Tensor, kv_layer: Tensor, window: int | None
+    ) -> DecodeWork | None:
+        heads, kv_heads, head_dim = query.shape[1], kv_layer.shape[3], query.shape[2]
+        key = (heads, kv_heads, head_dim, window)
+        if key not in plan.work:
+            items = self._items(plan.batch, kv_heads, window)
+            plan.work[key] = None
+            if items > plan.batch.num_decodes:
+                plan.work[key] = schedule_decodes(
+                    plan.batch.seq_lens[: plan.batch.num_decodes],
+                    items,
+                    (heads, kv_heads),
+                    head_dim,
+                    window=window,
+                    programs=self._programs,
+                    policy=self._tuning.splits,
+                )
+        return plan.work[key]
+
+    def _items(self, batch: AttentionBatch, kv_heads: int, window: int | None) -> int:
+        """Give the decodes' work items; as many as there are decodes where none is split."""
+        policy = self._tuning.splits
+        rows = batch.num_decodes
+        if batch.max_seq_len is not None:
+            longest = batch.max_seq_len
+        else:
+            lens = batch.total_lens[:rows]
+            longest = max(lens)
+            seen = lens if window is None else tuple(min(length, window) for length in lens)
+            if not splits_any(seen, kv_heads, self._programs, policy):
+                return rows
+        return count_items(rows, kv_heads, longest, window, self._programs, policy)
 
 
-def decode_splits(lens: list[int], kv_heads: int, programs: int) -> DecodeSplits:
-    """Choose one length for all splits, so that long sequences get more of them.
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
-    Splits are as long as they may be with about `programs` of them on the device together.
-    """
-    longest = max(lens)
-    even = -(-sum(lens) * kv_heads // programs)
-    tokens = max(even, _MIN_SPLIT_TOKENS, -(-longest // _MAX_SPLITS))
-    tokens = -(-tokens // _MIN_SPLIT_TOKENS) * _MIN_SPLIT_TOKENS
-    return DecodeSplits(tokens=tokens, most=max(1, -(-longest // tokens)))
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _own(plan: AttentionPlan) -> TritonPlan:
     if not isinstance(plan, TritonPlan):
         raise TypeError(f"the plan was made by another attention form: {type(plan).__name__}")
+    # Work items computed outside of the capture would not be computed again at a replay.
+    if plan.captured != _capturing(plan.batch.seq_lens.device):
+        raise RuntimeError("a plan must be made and used inside the same CUDA graph capture")
     return plan
 
 
@@ -130,18 +185,33 @@ def _check(query: Tensor, kv_layer: Tensor, batch: AttentionBatch) -> None:
         raise ValueError("query and cache need contiguous heads (last stride 1)")
 
 
-def _tiles(plan: TritonPlan, rows: int) -> PrefillTiles:
-    tiles = plan.tiles.get(rows)
+def _tiles(plan: TritonPlan, tokens: int) -> Tensor:
+    tiles = plan.tiles.get(tokens)
     if tiles is None:
-        batch = plan.batch
-        found = [
-            (batch.context_lens[index] + offset, index, offset)
-            for index in range(batch.num_decodes, len(batch.query_lens))
-            for offset in range(0, batch.query_lens[index], rows)
-        ]
-        found.sort(reverse=True)  # the longest first: the last ones to start end soon
-        table = torch.tensor([tile[1:] for tile in found], dtype=torch.int32).reshape(-1, 2)
-        table = table.t().contiguous().to(batch.seq_lens.device)
-        tiles = PrefillTiles(sequences=table[0], offsets=table[1])
-        plan.tiles[rows] = tiles
+        tiles = _on_device(prefill_tiles(plan.batch, tokens), plan.batch.seq_lens.device)
+        plan.tiles[tokens] = tiles
     return tiles
+
+
+def prefill_tiles(batch: AttentionBatch, tokens: int) -> Tensor:
+    """Cut the queries of all but the decodes into tiles: int32 [count, 2] on the host.
+
+    Each is a sequence and a first query token. The ones that see most come first, so that the
+    last to start soon end.
+    """
+    lens = np.array(batch.query_lens[batch.num_decodes :], dtype=np.int64)
+    contexts = np.array(batch.context_lens[batch.num_decodes :], dtype=np.int64)
+    counts = -(-lens // tokens)
+    ends = counts.cumsum()
+    owners = np.arange(len(lens)).repeat(counts)
+    offsets = (np.arange(len(owners)) - (ends - counts)[owners]) * tokens
+    order = np.argsort(-(contexts[owners] + offsets), kind="stable")
+    table = np.stack((owners[order] + batch.num_decodes, offsets[order]), axis=1)
+    return torch.from_numpy(table.astype(np.int32))
+
+
+def _on_device(host: Tensor, device: torch.device) -> Tensor:
+    """Copy without waiting for the device: that needs pinned memory, which torch reuses."""
+    if device.type != "cuda":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)

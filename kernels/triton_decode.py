@@ -1,7 +1,8 @@
-"""Triton: paged attention for one query token per sequence, its cache split across programs.
+"""Triton: paged attention for one query token per sequence, long caches split across programs.
 
-Flash-decoding (Dao et al., 2023): each split attends to a range of tokens; a second kernel joins
-the splits by their log-sum-exp. The query heads of one KV head fill the rows of the matrix tile.
+Flash-decoding (Dao et al., 2023): each work item attends to a range of tokens; a second kernel
+joins a sequence's items by their log-sum-exp. The query heads of one KV head fill the rows of the
+matrix tile.
 """
 
 # Triton's language has no types for mypy to check.
@@ -22,31 +23,59 @@ from inferq.kernels.triton_pages import (
     scaled_scores,
     softmax_step,
 )
-
-# (padded head_dim, bytes of a cache element) -> (tokens in a tile, warps, stages). Not measured
-# yet; 128 tokens and 8 warps are IBM's choice for decodes on an H100 (arXiv 2511.11581).
-_TILES = {
-    (64, 2): (128, 4, 3),
-    (128, 2): (128, 8, 2),
-    (256, 2): (64, 8, 2),
-    (64, 4): (64, 4, 2),
-    (128, 4): (32, 4, 2),
-    (256, 4): (16, 8, 2),
-}
-_MIN_ROWS = 16  # tl.dot's smallest M
-_REDUCE_SPLITS = 16  # splits joined at once by the reduce kernel. Not measured yet.
+from inferq.kernels.triton_schedule import DecodeWork
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeSplits:
-    """How the decodes' caches are split: a sequence has ceil(its tokens / tokens) splits."""
+class DecodeTile:
+    """Tile of one program: tokens of the cache folded at once, warps, stages of the pipeline."""
 
     tokens: int
-    most: int  # splits of the longest sequence: the grid's size
+    warps: int
+    stages: int
+
+
+# Architecture -> (padded head_dim, bytes of a cache element). Not measured yet: chosen so that two
+# tiles of keys and values are on their way while one is folded (page numbers come one load earlier,
+# which takes five stages), that three programs share an sm_90 multiprocessor (70 KiB each), and
+# that no register is spilled with Triton 3.6 to 3.9. IBM's choice on an H100 is 128 tokens and 8
+# warps (arXiv 2511.11581). What stands under sm_80 also runs on consumer devices, where a block has
+# 99 KiB of shared memory.
+_TILES = {
+    80: {
+        (64, 2): DecodeTile(128, 4, 5),
+        (128, 2): DecodeTile(64, 4, 5),
+        (256, 2): DecodeTile(32, 4, 5),
+        (64, 4): DecodeTile(32, 4, 5),
+        (128, 4): DecodeTile(32, 8, 5),
+        (256, 4): DecodeTile(16, 8, 5),
+    },
+    90: {
+        (64, 2): DecodeTile(128, 4, 5),
+        (128, 2): DecodeTile(64, 4, 5),
+        (256, 2): DecodeTile(32, 4, 5),
+        (64, 4): DecodeTile(32, 4, 5),
+        (128, 4): DecodeTile(32, 8, 5),
+        (256, 4): DecodeTile(16, 8, 5),
+    },
+    100: {
+        (64, 2): DecodeTile(128, 4, 5),
+        (128, 2): DecodeTile(64, 4, 5),
+        (256, 2): DecodeTile(32, 4, 5),
+        (64, 4): DecodeTile(32, 4, 5),
+        (128, 4): DecodeTile(32, 8, 5),
+        (256, 4): DecodeTile(16, 8, 5),
+    },
+}
+_MIN_ROWS = 16  # tl.dot's smallest M
+_REDUCE_ITEMS = 16  # items joined at once by the reduce kernel. Not measured yet.
 
 
 # Not specialized: values that change from step to step must not compile the kernel again.
-@triton.jit(do_not_specialize=["window", "table_stride"])
+@triton.jit(
+    do_not_specialize=["window", "items", "table_stride"],
+    do_not_specialize_on_alignment=["table_ptr", "seq_len_ptr"],
+)
 def _decode_kernel(
     out_ptr,
     partial_ptr,
@@ -55,10 +84,11 @@ def _decode_kernel(
     kv_ptr,
     table_ptr,
     seq_len_ptr,
+    item_ptr,
     scale,
     soft_cap,
     window,
-    split_tokens,
+    items,
     out_token_stride,
     out_head_stride,
     query_token_stride,
@@ -79,18 +109,22 @@ def _decode_kernel(
     N: tl.constexpr,
     D: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1).to(tl.int64)
-    split = tl.program_id(2)
-    seq_len = tl.load(seq_len_ptr + row)
-    first = 0
-    if WINDOW:
-        first = tl.maximum(seq_len - window, 0)
-    start = first + split * split_tokens
-    end = tl.minimum(start + split_tokens, seq_len)
-    if SPLIT:  # noqa: SIM102 - a constant, decided when compiling
-        if start >= seq_len:
+    kv_head = tl.program_id(0).to(tl.int64)  # the heads of a token lie together: run them together
+    item = tl.program_id(1)
+    if SPLIT:
+        row = tl.load(item_ptr + item).to(tl.int64)
+        if row < 0:
             return
+        start = tl.load(item_ptr + items + item)
+        end = tl.load(item_ptr + 2 * items + item)
+        alone = tl.load(item_ptr + 3 * items + item)
+    else:
+        row = item.to(tl.int64)
+        start = 0
+        end = tl.load(seq_len_ptr + row)
+        alone = 1
+        if WINDOW:
+            start = tl.maximum(end - window, 0)
 
     o_m = tl.arange(0, M)
     o_d = tl.arange(0, D)
@@ -117,50 +151,45 @@ def _decode_kernel(
 
     # An empty row has sum 0 and gives zeros.
     acc = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
-    if SPLIT:
-        splits = tl.num_programs(2)
-        o_p = (row * tl.num_programs(1) * GROUP + heads) * splits + split
-        tl.store(lse_ptr + o_p, row_max + tl.log2(row_sum), mask=o_m < GROUP)
-        tl.store(partial_ptr + o_p[:, None] * HEAD_DIM + o_d[None, :], acc, mask=m_q)
-    else:
+    if alone == 1:
         p_o = out_ptr + row * out_token_stride + heads[:, None] * out_head_stride + o_d[None, :]
         tl.store(p_o, acc.to(out_ptr.dtype.element_ty), mask=m_q)
+    elif SPLIT:
+        o_p = item.to(tl.int64) * tl.num_programs(0) * GROUP + heads
+        tl.store(lse_ptr + o_p, row_max + tl.log2(row_sum), mask=o_m < GROUP)
+        tl.store(partial_ptr + o_p[:, None] * HEAD_DIM + o_d[None, :], acc, mask=m_q)
 
 
-@triton.jit(do_not_specialize=["window", "splits"])
+@triton.jit
 def _reduce_kernel(
     out_ptr,
     partial_ptr,
     lse_ptr,
-    seq_len_ptr,
-    window,
-    split_tokens,
-    splits,
+    start_ptr,
     out_token_stride,
     out_head_stride,
     HEAD_DIM: tl.constexpr,
-    WINDOW: tl.constexpr,
     S: tl.constexpr,
     D: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1).to(tl.int64)
-    tokens = tl.load(seq_len_ptr + row)
-    if WINDOW:
-        tokens = tl.minimum(tokens, window)
-    used = tl.cdiv(tokens, split_tokens)
+    head = tl.program_id(1)
+    first = tl.load(start_ptr + row)
+    end = tl.load(start_ptr + row + 1)
+    if end - first == 1:  # written in full by its only item
+        return
 
     o_d = tl.arange(0, D)
     m_d = o_d < HEAD_DIM
-    base = (row * tl.num_programs(1) + head) * splits
     acc = tl.zeros([D], dtype=tl.float32)
     best = tl.full([1], float("-inf"), dtype=tl.float32)
     total = tl.zeros([1], dtype=tl.float32)
-    for first in range(0, used, S):
-        o_s = first + tl.arange(0, S)
-        m_s = o_s < used
-        lse = tl.load(lse_ptr + base + o_s, mask=m_s, other=float("-inf"))
-        p_partial = partial_ptr + (base + o_s)[:, None] * HEAD_DIM + o_d[None, :]
+    for base in range(first, end, S):
+        o_s = base + tl.arange(0, S)
+        m_s = o_s < end
+        o_p = o_s.to(tl.int64) * tl.num_programs(1) + head
+        lse = tl.load(lse_ptr + o_p, mask=m_s, other=float("-inf"))
+        p_partial = partial_ptr + o_p[:, None] * HEAD_DIM + o_d[None, :]
         partial = tl.load(p_partial, mask=m_s[:, None] & m_d[None, :], other=0.0)  # [S, D]
         new_best = tl.maximum(best, tl.max(lse, 0))
         weights = tl.exp2(lse - new_best)
@@ -168,9 +197,15 @@ def _reduce_kernel(
         acc = acc * rescale + tl.sum(partial * weights[:, None], 0)
         total = total * rescale + tl.sum(weights, 0)
         best = new_best
+    # A sequence without items is a padding row: zeros.
     acc = acc / tl.where(total == 0.0, 1.0, total)
-    p_o = out_ptr + row * out_token_stride + head * out_head_stride + o_d
+    p_o = out_ptr + row * out_token_stride + head.to(tl.int64) * out_head_stride + o_d
     tl.store(p_o, acc.to(out_ptr.dtype.element_ty), mask=m_d)
+
+
+def decode_tile(head_dim: int, element_size: int, device_architecture: int) -> DecodeTile:
+    """Give the tile chosen for a cache on sm_80, sm_90 or sm_100."""
+    return _TILES[device_architecture][_dim_tile(head_dim), element_size]
 
 
 def decode_constants(
@@ -182,10 +217,9 @@ def decode_constants(
     window: bool,
     soft_cap: bool,
     split: bool,
+    tile: DecodeTile,
 ) -> dict[str, Any]:
     """Give the compile-time constants and launch options of the decode kernel for a cache."""
-    dim_tile = max(64, triton.next_power_of_2(head_dim))
-    tokens, warps, stages = _TILES[dim_tile, dtype.itemsize]
     return {
         "GROUP": group,
         "HEAD_DIM": head_dim,
@@ -195,12 +229,17 @@ def decode_constants(
         "SPLIT": split,
         "PRECISION": dot_precision(dtype),
         "M": max(_MIN_ROWS, triton.next_power_of_2(group)),
-        "N": tokens,
-        "D": dim_tile,
-        "num_warps": warps,
-        "num_stages": stages,
+        "N": tile.tokens,
+        "D": _dim_tile(head_dim),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
         **FP_FUSION,
     }
+
+
+def reduce_constants(head_dim: int) -> dict[str, Any]:
+    """Give the compile-time constants and launch options of the reduce kernel."""
+    return {"HEAD_DIM": head_dim, "S": _REDUCE_ITEMS, "D": _dim_tile(head_dim), **FP_FUSION}
 
 
 def decode_attention(
@@ -209,39 +248,43 @@ def decode_attention(
     block_tables: Tensor,
     seq_lens: Tensor,
     out: Tensor,
-    splits: DecodeSplits,
+    work: DecodeWork | None,
     *,
+    tile: DecodeTile,
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> None:
-    """Attend from query [B, heads, head_dim], row i to sequence i, into out of the same shape."""
+    """Attend from query [B, heads, head_dim], row i to sequence i, into out of the same shape.
+
+    Without `work` no sequence is split.
+    """
     rows, heads, head_dim = query.shape
+    kv_heads = kv_layer.shape[3]
     constants = decode_constants(
         head_dim,
-        heads // kv_layer.shape[3],
+        heads // kv_heads,
         kv_layer.shape[2],
         kv_layer.dtype,
         window=window is not None,
         soft_cap=soft_cap is not None,
-        split=splits.most > 1,
+        split=work is not None,
+        tile=tile,
     )
-    partial, lse = out, out
-    if constants["SPLIT"]:
-        partial = query.new_empty(rows, heads, splits.most, head_dim, dtype=torch.float32)
-        lse = query.new_empty(rows, heads, splits.most, dtype=torch.float32)
-    _decode_kernel[(rows, kv_layer.shape[3], splits.most)](
+    items = rows if work is None else work.items.shape[1]
+    _decode_kernel[(kv_heads, items)](
         out,
-        partial,
-        lse,
+        out if work is None else work.partial,
+        out if work is None else work.lse,
         query,
         kv_layer,
         block_tables,
         seq_lens,
+        seq_lens if work is None else work.items,
         scale,
         soft_cap or 1.0,
         window or 0,
-        splits.tokens,
+        items,
         out.stride(0),
         out.stride(1),
         query.stride(0),
@@ -253,20 +296,17 @@ def decode_attention(
         kv_layer.stride(3),
         **constants,
     )
-    if constants["SPLIT"]:
+    if work is not None:
         _reduce_kernel[(rows, heads)](
             out,
-            partial,
-            lse,
-            seq_lens,
-            window or 0,
-            splits.tokens,
-            splits.most,
+            work.partial,
+            work.lse,
+            work.starts,
             out.stride(0),
             out.stride(1),
-            HEAD_DIM=head_dim,
-            WINDOW=window is not None,
-            S=_REDUCE_SPLITS,
-            D=constants["D"],
-            **FP_FUSION,
+            **reduce_constants(head_dim),
         )
+
+
+def _dim_tile(head_dim: int) -> int:
+    return max(64, int(triton.next_power_of_2(head_dim)))

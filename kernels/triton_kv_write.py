@@ -14,7 +14,7 @@ _TILE_ELEMENTS = 2048
 _WARP_ELEMENTS = 32 * 8  # 16 bytes of a 2-byte type in each lane
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
 def _kv_write_kernel(
     key_ptr,
     value_ptr,

@@ -12,6 +12,20 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # Said at every launch: Triton 3.10 changes the default, 3.9 warns of it.
 FP_FUSION = {"enable_fp_fusion": True}
 
+_ARCHITECTURES = (100, 90, 80)  # the rows of the tile tables
+_CONSUMER = 120  # newer than sm_100, but with the shared memory of the sm_8x consumer devices
+
+
+def architecture(device: torch.device) -> int:
+    """Give the row of the tile tables for a device: 80, 90 or 100."""
+    if device.type != "cuda":
+        return 90  # the interpreter
+    major, minor = torch.cuda.get_device_capability(device)
+    capability = 10 * major + minor
+    if capability >= _CONSUMER:
+        return 80
+    return next((found for found in _ARCHITECTURES if capability >= found), 80)
+
 
 @triton.jit
 def cached_rows(

@@ -14,16 +14,23 @@ backend = pytest.importorskip("triton.backends.nvidia")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from inferq.kernels import triton_decode, triton_kv_write, triton_prefill  # noqa: E402
+from inferq.kernels import (  # noqa: E402
+    triton_decode,
+    triton_kv_write,
+    triton_prefill,
+    triton_schedule,
+)
 from inferq.kernels.triton_pages import FP_FUSION  # noqa: E402
 
 # Shared memory that one block may use, in bytes (CUDA C++ Programming Guide, compute capabilities).
-SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+# sm_80 has 163 KiB, but what is compiled for it must run on sm_86, sm_89 and sm_120 as well.
+SHARED_LIMITS = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 ARCHITECTURES = pytest.mark.parametrize("capability", SHARED_LIMITS)
 TYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-INTEGER_POINTERS = ("table", "seq_len", "query_start", "tile_sequence", "tile_offset")
+INTEGER_POINTERS = ("table", "seq_len", "query_start", "tile", "item", "start")
 # Arguments of any value; all other strides are multiples of 16 in every cache that we make.
-UNALIGNED = {"window", "splits", "table_stride", "kv_heads"}
+UNALIGNED = {"window", "items", "table_stride", "kv_heads", "rows", "programs", "min_tokens"}
+UNALIGNED |= {"table_ptr", "seq_len_ptr", "query_start_ptr", "tile_ptr", "slot_ptr"}
 
 BF16 = torch.bfloat16
 SHAPES = [
@@ -40,7 +47,7 @@ WIDE_SHAPES = [(80, 64), (90, 128), (100, 256)]
 def compile_kernel(
     kernel: Any, dtype: torch.dtype, constants: dict[str, Any], capability: int, **options: Any
 ) -> Any:
-    """Compile as the launcher would for aligned tensors of a dtype."""
+    """Compile as the launcher would for a dtype."""
     options |= {name: constants[name] for name in ("num_warps", "num_stages") if name in constants}
     options |= FP_FUSION
     values = {name: constants[name] for name in kernel.arg_names if name in constants}
@@ -98,9 +105,54 @@ def assert_loads_16_bytes(ptx: str) -> None:
     assert set(loads) <= {"ld.global.v4.b32", "ld.global.b32"}
 
 
+def keys_in_flight(compiled: Any) -> int:
+    """Give how many tiles of keys have room in shared memory: with one, loads wait for products."""
+    found = re.findall(
+        r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x(\d+)x(\d+)x", compiled.asm["ttgir"]
+    )
+    return min(int(buffers) for buffers, *_ in found)
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def compile_decode(
+    head_dim: int, dtype: torch.dtype, capability: int, *, split: bool = True, **flags: Any
+) -> Any:
+    constants = triton_decode.decode_constants(
+        head_dim,
+        4,
+        16,
+        dtype,
+        window=flags.pop("window", False),
+        soft_cap=flags.pop("soft_cap", False),
+        split=split,
+        tile=triton_decode.decode_tile(head_dim, dtype.itemsize, capability),
+    )
+    return compile_kernel(triton_decode._decode_kernel, dtype, constants, capability, **flags)
+
+
+def compile_prefill(
+    head_dim: int,
+    dtype: torch.dtype,
+    capability: int,
+    *,
+    window: bool = False,
+    soft_cap: bool = False,
+    group: int = 4,
+) -> Any:
+    constants = triton_prefill.prefill_constants(
+        head_dim,
+        group,
+        16,
+        dtype,
+        window=window,
+        soft_cap=soft_cap,
+        tile=triton_prefill.prefill_tile(head_dim, dtype.itemsize, capability),
+    )
+    return compile_kernel(triton_prefill._prefill_kernel, dtype, constants, capability)
 
 
 @ARCHITECTURES
@@ -108,13 +160,11 @@ def _own_cache(tmp_path, monkeypatch):
 def test_decode_uses_tensor_cores_and_wide_loads_and_spills_nothing(
     capability, head_dim, dtype, window, soft_cap
 ):
-    constants = triton_decode.decode_constants(
-        head_dim, 4, 16, dtype, window=window, soft_cap=soft_cap, split=True
-    )
-    compiled = compile_kernel(triton_decode._decode_kernel, dtype, constants, capability)
+    compiled = compile_decode(head_dim, dtype, capability, window=window, soft_cap=soft_cap)
     assert_fits(compiled, capability)
     assert "mma.sync" in compiled.asm["ptx"]  # wgmma's smallest M is 64, a decode has 16 rows
     assert_loads_16_bytes(compiled.asm["ptx"])
+    assert keys_in_flight(compiled) >= 2
 
 
 @ARCHITECTURES
@@ -122,36 +172,35 @@ def test_decode_uses_tensor_cores_and_wide_loads_and_spills_nothing(
 def test_prefill_uses_tensor_cores_and_wide_loads_and_spills_nothing(
     capability, head_dim, dtype, window, soft_cap
 ):
-    constants = triton_prefill.prefill_constants(
-        head_dim, 4, 16, dtype, window=window, soft_cap=soft_cap
-    )
-    compiled = compile_kernel(triton_prefill._prefill_kernel, dtype, constants, capability)
+    compiled = compile_prefill(head_dim, dtype, capability, window=window, soft_cap=soft_cap)
     assert_fits(compiled, capability)
     expected = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}[capability]
     assert expected in compiled.asm["ptx"]
     assert_loads_16_bytes(compiled.asm["ptx"])
+    assert keys_in_flight(compiled) >= 2
 
 
 @pytest.mark.parametrize(("capability", "head_dim"), WIDE_SHAPES)
-def test_float32_caches_spill_nothing(capability, head_dim):
-    flags = {"window": False, "soft_cap": False}
-    decode = triton_decode.decode_constants(head_dim, 4, 16, torch.float32, split=True, **flags)
-    prefill = triton_prefill.prefill_constants(head_dim, 4, 16, torch.float32, **flags)
-    for kernel, constants in (
-        (triton_decode._decode_kernel, decode),
-        (triton_prefill._prefill_kernel, prefill),
-    ):
-        compiled = compile_kernel(kernel, torch.float32, constants, capability)
-        assert_fits(compiled, capability)
-        assert re.search("mma", compiled.asm["ptx"])
-        assert_loads_16_bytes(compiled.asm["ptx"])
+@pytest.mark.parametrize("compile_form", [compile_decode, compile_prefill])
+def test_float32_caches_spill_nothing(compile_form, capability, head_dim):
+    compiled = compile_form(head_dim, torch.float32, capability)
+    assert_fits(compiled, capability)
+    assert re.search("mma", compiled.asm["ptx"])
+    assert_loads_16_bytes(compiled.asm["ptx"])
 
 
 @ARCHITECTURES
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_reduce_kernel_spills_nothing(capability, head_dim):
-    constants = {"HEAD_DIM": head_dim, "WINDOW": True, "S": 16, "D": head_dim}
+    constants = triton_decode.reduce_constants(head_dim)
     compiled = compile_kernel(triton_decode._reduce_kernel, BF16, constants, capability)
+    assert_fits(compiled, capability)
+
+
+@ARCHITECTURES
+def test_the_schedule_kernel_spills_nothing(capability):
+    constants = triton_schedule.schedule_constants(256, 128, window=True)
+    compiled = compile_kernel(triton_schedule._schedule_kernel, BF16, constants, capability)
     assert_fits(compiled, capability)
 
 
@@ -168,20 +217,13 @@ def test_kv_write_moves_16_bytes_at_a_time(capability, head_dim):
 
 def test_the_measure_of_spills_sees_spills():
     """Compile the decode kernel with too few registers on purpose."""
-    constants = triton_decode.decode_constants(
-        128, 4, 16, BF16, window=False, soft_cap=False, split=True
-    )
-    compiled = compile_kernel(triton_decode._decode_kernel, BF16, constants, 80, maxnreg=32)
-    assert stack_bytes(compiled) > 0
+    assert stack_bytes(compile_decode(128, BF16, 80, maxnreg=32)) > 0
 
 
 def test_addresses_are_computed_in_64_bits():
     """A cache of more than 2^31 elements has blocks beyond a 32-bit offset."""
-    constants = triton_decode.decode_constants(
-        128, 4, 16, BF16, window=False, soft_cap=False, split=True
-    )
-    compiled = compile_kernel(triton_decode._decode_kernel, BF16, constants, 80)
-    assert "arith.muli" in compiled.asm["ttir"]
-    products = re.findall(r"arith\.muli .*: tensor<128x?1?xi(\d+)>", compiled.asm["ttir"])
+    ttir = compile_decode(128, BF16, 80).asm["ttir"]
+    assert "arith.muli" in ttir
+    products = re.findall(r"arith\.muli .*: tensor<64x?1?xi(\d+)>", ttir)
     assert products
     assert set(products) == {"64"}

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from inferq.kernels.reference import ReferenceAttention
-from inferq.kernels.triton_attention import decode_splits
-from inferq.kernels.triton_decode import DecodeSplits
+from inferq.kernels.triton_attention import TritonAttention, Tuning
+from inferq.kernels.triton_schedule import SplitPolicy
 
 PADDING_ROW = (-1, 1)
 
@@ -27,13 +27,10 @@ GROUPS = [(1, 1), (6, 2), (4, 1), (7, 1), (8, 1)]
 
 
 @pytest.fixture
-def short_splits(monkeypatch):
-    """Split decodes every 32 tokens, so that short sequences are split too."""
-
-    def split(lens, kv_heads, programs):
-        return DecodeSplits(tokens=32, most=max(1, -(-max(lens) // 32)))
-
-    monkeypatch.setattr("inferq.kernels.triton_attention.decode_splits", split)
+def splitting() -> TritonAttention:
+    """Split decodes from 33 tokens on, so that short sequences are split too."""
+    splits = SplitPolicy(min_tokens=32, grain=16)
+    return TritonAttention(torch.device("cpu"), Tuning(splits=splits, processors=1000))
 
 
 @HEAD_SHAPES
@@ -51,24 +48,22 @@ def test_prefills_agree_at_every_head_size(make_case, ops, head_dim, dtype):
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), GROUPS)
-def test_mixed_batches_agree_at_every_group_size(make_case, ops, short_splits, heads, kv_heads):
+def test_mixed_batches_agree_at_every_group_size(make_case, splitting, heads, kv_heads):
     case = make_case([(16, 1), (40, 1), (9, 20)], heads=heads, kv_heads=kv_heads)
-    case.assert_agrees(ops, atol=ATOL[torch.float32])
+    case.assert_agrees(splitting, atol=ATOL[torch.float32])
 
 
 @DTYPES
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (20, 5.0)])
-def test_mixed_batches_agree_in_every_dtype(
-    make_case, ops, short_splits, dtype, atol, window, soft_cap
-):
+def test_mixed_batches_agree_in_every_dtype(make_case, splitting, dtype, atol, window, soft_cap):
     case = make_case([(0, 1), PADDING_ROW, (99, 1), (50, 60)], dtype=dtype)
-    case.assert_agrees(ops, atol=atol, window=window, soft_cap=soft_cap)
+    case.assert_agrees(splitting, atol=atol, window=window, soft_cap=soft_cap)
 
 
 @pytest.mark.parametrize("window", [1, 63, 64, 65])
-def test_a_window_at_the_length_of_the_sequence_agrees(make_case, ops, short_splits, window):
+def test_a_window_at_the_length_of_the_sequence_agrees(make_case, splitting, window):
     case = make_case([(63, 1), (0, 64)], heads=2)
-    case.assert_agrees(ops, atol=ATOL[torch.float32], window=window)
+    case.assert_agrees(splitting, atol=ATOL[torch.float32], window=window)
 
 
 def test_long_sequences_agree(make_case, ops):
@@ -76,19 +71,19 @@ def test_long_sequences_agree(make_case, ops):
     case.assert_agrees(ops, atol=ATOL[torch.float32])
 
 
-def test_more_splits_than_the_reduce_kernel_joins_at_once_agree(make_case, ops, short_splits):
+def test_more_splits_than_the_reduce_kernel_joins_at_once_agree(make_case, splitting):
     case = make_case([(699, 1), (10, 1), PADDING_ROW], heads=2, kv_heads=1)
-    case.assert_agrees(ops, atol=ATOL[torch.float32])
+    case.assert_agrees(splitting, atol=ATOL[torch.float32])
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 32, 128])
-def test_other_block_sizes_agree(make_case, ops, short_splits, block_size):
+def test_other_block_sizes_agree(make_case, splitting, block_size):
     case = make_case([(50, 1), (7, 30)], block_size=block_size)
-    case.assert_agrees(ops, atol=ATOL[torch.float32], window=33)
+    case.assert_agrees(splitting, atol=ATOL[torch.float32], window=33)
 
 
-def test_padding_rows_alone_give_zeros(make_case, ops, short_splits):
-    output, _ = make_case([PADDING_ROW, PADDING_ROW]).run(ops)
+def test_padding_rows_alone_give_zeros(make_case, splitting):
+    output, _ = make_case([PADDING_ROW, PADDING_ROW]).run(splitting)
     assert not output.any()
 
 
@@ -119,19 +114,3 @@ def test_a_plan_of_another_form_is_refused(make_case, ops):
     plan = ReferenceAttention().plan(case.batch)
     with pytest.raises(TypeError, match="another attention form"):
         ops.attend(case.query, case.kv[:, 1], plan, scale=1.0)
-
-
-@pytest.mark.parametrize(
-    ("lens", "kv_heads", "programs", "splits"),
-    [
-        ([100], 8, 264, DecodeSplits(tokens=256, most=1)),
-        ([8192], 8, 264, DecodeSplits(tokens=256, most=32)),
-        ([65536], 8, 264, DecodeSplits(tokens=2048, most=32)),
-        ([4096] * 64, 8, 264, DecodeSplits(tokens=8192, most=1)),
-        ([100] * 8 + [32768], 8, 264, DecodeSplits(tokens=1024, most=32)),
-        ([300_000], 1, 100_000, DecodeSplits(tokens=2560, most=118)),
-        ([0, 0], 8, 264, DecodeSplits(tokens=256, most=1)),
-    ],
-)
-def test_splits_fill_the_device_and_long_sequences_get_more(lens, kv_heads, programs, splits):
-    assert decode_splits(lens, kv_heads, programs) == splits
