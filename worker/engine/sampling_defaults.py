@@ -30,7 +30,7 @@ class SamplingDefaults:
             return cls()
         try:
             content: Any = json.loads(path.read_bytes())
-            values = {
+            values: dict[str, Any] = {
                 name: content[name] for name in MODEL_DEFAULTS if content.get(name) is not None
             }
         except (ValueError, AttributeError):
@@ -44,7 +44,7 @@ class SamplingDefaults:
     def apply(self, params: SamplingParams) -> SamplingParams:
         """Return `params` with these values in the place of what was not given."""
         names = MODEL_DEFAULTS if params.beam_width is None else _OF_BEAMS
-        missing = {
+        missing: dict[str, Any] = {
             name: self.values[name]
             for name in names
             if name in self.values and not params.is_given(name)

@@ -114,8 +114,8 @@ class ModelConfig:
             qkv_bias=_switch(fields, family.qkv_bias),
             output_bias=_switch(fields, family.output_bias),
             mlp_bias=_switch(fields, family.mlp_bias),
-            dtype=_dtype(whole) or _dtype(fields),
-            eos_token_ids=_eos_token_ids(whole, fields, folder),
+            dtype=dtype_of(whole) or dtype_of(fields),
+            eos_token_ids=eos_token_ids(whole, fields, folder),
         )
 
 
@@ -259,12 +259,14 @@ def _rope_of(window: int | None, ropes: tuple[RopeConfig, ...]) -> int | None:
     return int(window is not None and len(ropes) > 1)
 
 
-def _dtype(fields: Fields) -> str | None:
+def dtype_of(fields: Fields) -> str | None:
+    """Return the name of a checkpoint's dtype, None where config.json is silent."""
     name = fields.raw.get("dtype") or fields.raw.get("torch_dtype")
     return None if name is None else str(name).removeprefix("torch.")
 
 
-def _eos_token_ids(whole: Fields, fields: Fields, folder: Path) -> frozenset[int]:
+def eos_token_ids(whole: Fields, fields: Fields, folder: Path) -> frozenset[int]:
+    """Return the ids that end a text: of config.json, its text part, and generation_config.json."""
     ids = whole.token_ids("eos_token_id") | fields.token_ids("eos_token_id")
     path = folder / "generation_config.json"
     if path.is_file():

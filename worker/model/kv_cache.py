@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.model.config import ModelConfig
+from inferq.worker.model.causal_model import ModelShape
 from inferq.worker.model.memory import available_memory, format_bytes
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class KVCacheShape:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, model: ModelConfig, block_size: int, dtype: torch.dtype) -> KVCacheShape:
+    def of(cls, model: ModelShape, block_size: int, dtype: torch.dtype) -> KVCacheShape:
         """Return the shape that `model` needs."""
         return cls(model.num_layers, block_size, model.num_kv_heads, model.head_dim, dtype)
 

@@ -1,0 +1,101 @@
+"""What the runner needs of a model, whichever path computes it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from inferq.kernels.attention import AttentionBatch
+
+
+class ModelShape(Protocol):
+    """What is known of a model before it is loaded."""
+
+    @property
+    def architecture(self) -> str:
+        """Name of the architecture in config.json."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head; may be padded beyond the tokenizer's ids."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """Layers, each of which has keys and values in the cache."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head."""
+        ...
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Positions that the model was made for."""
+        ...
+
+    @property
+    def longest_positions(self) -> int:
+        """Positions to which its settings can be stretched."""
+        ...
+
+    @property
+    def dtype(self) -> str | None:
+        """The checkpoint's dtype, None where config.json is silent."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a text."""
+        ...
+
+
+class CausalModel(Protocol):
+    """A loaded decoder over the paged cache; see `Decoder`."""
+
+    max_positions: int
+
+    @property
+    def config(self) -> ModelShape:
+        """The model's sizes."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        batch: AttentionBatch,
+        kv_cache: Tensor,
+        rows: Tensor,
+    ) -> Tensor:
+        """Return the logits [R, vocab_size] of `rows` [R], having written the cache."""
+        ...
+
+    def hidden(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        batch: AttentionBatch,
+        kv_cache: Tensor,
+        rows: Tensor,
+    ) -> Tensor:
+        """Compute like `forward`, but stop before the head: returns `rows` [R, hidden_size]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [R, vocab_size] of hidden rows [R, hidden_size]."""
+        ...
