@@ -4,10 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MINUTES ?= 2
+EXAMPLES ?= 20000
 PROMPT ?= What is the capital of France?
 PACKAGES := inferq protocol producer worker kernels
 
-.PHONY: help setup demo test check lint format typecheck bench clean
+.PHONY: help setup demo test check lint format typecheck bench soak fuzz clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -49,6 +51,12 @@ typecheck: setup
 
 bench: setup ## Run the short set of benchmarks against the last run and the peers; RECORD=1 keeps it
 	@$(BIN)/python benchmarks/short_set.py $(if $(RECORD),--record)
+
+soak: setup ## Break things at random for MINUTES and check that nothing is lost or repeated
+	@$(BIN)/python tests/chaos/soak.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+fuzz: setup ## Feed every decoder EXAMPLES random inputs
+	@INFERQ_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q --timeout=0 tests/fuzz
 
 clean: ## Remove what the build and the tools left
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from inferq.protocol.keys import Lane
 from inferq.protocol.messages import FinishReason
+from inferq.protocol.wire import number, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,18 +283,21 @@ class DeadLetter:
 
     @classmethod
     def from_fields(cls, entry_id: str, fields: Mapping[bytes, bytes]) -> DeadLetter:
-        """Build from an entry of the dead-letter stream."""
-        budget = int(fields[b"budget"])
+        """Build from an entry of the dead-letter stream; what it does not tell is unknown or 0."""
+        budget = number(fields.get(b"budget"), -1)
+        kind, lane = text(fields.get(b"kind")), text(fields.get(b"lane"))
         return cls(
             entry_id=entry_id,
-            kind=DeadLetterKind(fields[b"kind"].decode()),
-            job_id=fields[b"id"].decode() or None,
-            lane=Lane(fields[b"lane"].decode()),
-            reason=fields[b"reason"].decode(),
-            payload=fields[b"payload"],
-            time_ms=int(fields[b"time"]),
-            crashes=int(fields[b"crashes"]),
-            prompt_tokens=int(fields[b"prompt"]),
+            kind=DeadLetterKind(kind)
+            if kind in set(DeadLetterKind)
+            else DeadLetterKind.UNDECODABLE,
+            job_id=text(fields.get(b"id")) or None,
+            lane=Lane(lane) if lane in set(Lane) else Lane.NORMAL,
+            reason=text(fields.get(b"reason")),
+            payload=fields.get(b"payload", b""),
+            time_ms=number(fields.get(b"time")),
+            crashes=number(fields.get(b"crashes")),
+            prompt_tokens=number(fields.get(b"prompt")),
             budget=None if budget < 0 else budget,
         )
 

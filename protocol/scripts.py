@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError
 
 from inferq.protocol.connection import decodes_responses, translate_errors
 from inferq.protocol.digest import content_digest
-from inferq.protocol.errors import IdempotencyConflict, InvalidRequestError, QueueFull
+from inferq.protocol.errors import DecodeError, IdempotencyConflict, InvalidRequestError, QueueFull
 from inferq.protocol.keys import LANE_WEIGHTS, Lane, QueueKeys, new_job_id, partition_of
 from inferq.protocol.messages import MAX_JOB_BYTES, Job
 from inferq.protocol.replies import (
@@ -35,6 +35,7 @@ from inferq.protocol.replies import (
     Registered,
     Swept,
 )
+from inferq.protocol.wire import text, unpack
 
 #: The cost of a job without a budget; a claim counts no job as larger than the model's context.
 UNBOUNDED_COST: Final = 2**31 - 1
@@ -44,6 +45,8 @@ MAX_WAIT_MS: Final = 2**40
 MAX_KEY_BYTES: Final = 256
 #: Longest retention, in ms: ten years.
 MAX_RETENTION_MS: Final = 10 * 365 * 86_400_000
+#: Longest heartbeat that is read, in bytes.
+MAX_REPORT_BYTES: Final = 2**16
 #: How long, in ms, a wish to drain a worker stands.
 DRAIN_MARK_MS: Final = 600_000
 #: How long, in ms, smaller jobs may pass one that does not fit; a worker's setting.
@@ -333,9 +336,12 @@ class QueueScripts:
         return bool(await self._call("drain", worker, stands_ms))
 
     async def workers(self) -> dict[str, dict[str, Any]]:
-        """Return each worker's last heartbeat; `t` in it is the server's time in ms."""
+        """Return each worker's last heartbeat; `t` in it is the server's time in ms.
+
+        A heartbeat that is none, from whoever wrote it, counts as one that tells nothing.
+        """
         known = await self._read(self._redis.hgetall(self.keys.workers))
-        return {name.decode(): msgpack.unpackb(info) for name, info in known.items()}
+        return {text(name): _report(info) for name, info in known.items()}
 
     async def sweep(self, *, gone_ms: int, limit: int = 100) -> Swept:
         """Forget workers without a heartbeat for `gone_ms`, and put back jobs that lost a lease."""
@@ -390,6 +396,13 @@ class QueueScripts:
             raise InvalidRequestError(
                 f"{job_id} does not belong to partition {self.keys.partition}", field="job_id"
             )
+
+
+def _report(info: bytes) -> dict[str, Any]:
+    try:
+        return unpack(info, MAX_REPORT_BYTES)
+    except DecodeError:
+        return {}
 
 
 def _cost(prompt_tokens: int, budget: int | None) -> int:

@@ -33,6 +33,19 @@ def unpack(payload: bytes, max_bytes: int) -> dict[str, Any]:
     return wire
 
 
+def text(value: bytes | None) -> str:
+    """Return bytes as text, whatever they are: what people look at need not be Unicode."""
+    return "" if value is None else value.decode(errors="replace")
+
+
+def number(value: bytes | None, default: int = 0) -> int:
+    """Return decimal text as a number; the default where it is none."""
+    try:
+        return default if value is None else int(value)
+    except ValueError:
+        return default
+
+
 def typed(wire: Mapping[str, Any], key: str, kind: type, default: Any = _REQUIRED) -> Any:
     """Return `wire[key]`, which must be a `kind`; raise `LookupError` or `TypeError`."""
     value = wire.get(key, default)
