@@ -100,24 +100,24 @@ class Sampling:
 
     tokens: Tensor
     """int64 [S] on the device, for the next step."""
-    highest: Tensor
-    """Of each row of logits [R]."""
     found: HostCopy
-    """The tokens, then whether each row's highest logit is finite."""
+    """int64: the tokens, and from `finite_from` on, for each row of logits [R], whether its highest
+    is finite."""
+    finite_from: int
     logprobs: list[TokenLogprob | None]
     candidates: list[BeamCandidates]
-    is_edited: bool
+    edited_highest: Tensor | None = None
+    """The highest of each row [R], where rows were edited."""
 
     def finish(self) -> Samples:
         """Wait for the tokens."""
         found = self.found.get().tolist()
-        size = len(self.logprobs)
-        unusable = [row for row, finite in enumerate(found[size:]) if not finite]
+        unusable = [row for row, finite in enumerate(found[self.finite_from :]) if not finite]
         return Samples(
-            token_ids=found[:size],
+            token_ids=found[: len(self.logprobs)],
             logprobs=self.logprobs,
             candidates=self.candidates,
-            unusable_rows=_reasons(self.highest, unusable, is_edited=self.is_edited),
+            unusable_rows=_reasons(unusable, self.edited_highest),
         )
 
 
@@ -167,22 +167,21 @@ class Sampler:
             candidates = beam_candidates(logits, beam_totals, beam_rows, wanted_counts)
         return Sampling(
             tokens=tokens,
-            highest=highest,
             found=HostCopy(torch.cat((tokens, highest.isfinite().long()))),  # one transfer for both
+            finite_from=len(logprobs),
             logprobs=logprobs,
             candidates=candidates,
-            is_edited=edits is not None,
+            edited_highest=None if edits is None else highest,
         )
 
 
-def _reasons(highest: Tensor, rows: list[int], *, is_edited: bool) -> dict[int, Unusable]:
+def _reasons(rows: list[int], edited_highest: Tensor | None) -> dict[int, Unusable]:
     """Tell rows that are broken from those that their edits left without a token."""
-    if not rows:
-        return {}
-    values = highest.tolist()
+    if not rows or edited_highest is None:
+        return dict.fromkeys(rows, Unusable.NOT_FINITE)
+    values = edited_highest.tolist()
     return {
-        row: Unusable.DEAD_END if is_edited and values[row] == -math.inf else Unusable.NOT_FINITE
-        for row in rows
+        row: Unusable.DEAD_END if values[row] == -math.inf else Unusable.NOT_FINITE for row in rows
     }
 
 

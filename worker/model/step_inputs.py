@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inferq.kernels.attention import AttentionBatch
+from inferq.worker.engine.packed_copy import PackedCopy
 from inferq.worker.engine.plan import UNKNOWN_TOKEN, StepPlan
 from inferq.worker.engine.sampler import SamplingBatch
 from inferq.worker.engine.sequence import Sequence
 from inferq.worker.model.asked import Asked, StepAsks, num_alternatives, step_asks
+from inferq.worker.model.device_rows import NUM_COLUMNS, RowUpdates, padding_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,39 @@ class UnknownTokens:
     """int64 [N]: indexes into the tokens that the step before sampled."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """One step's tokens [T] on the device, and what is sampled from which of their rows [R]."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSamples:
+    """What is sampled from which rows of a step's logits."""
+
+    sampled: list[Sequence]
+    """The sequences that sample, in the order of rows."""
+    sampling: SamplingBatch
+    too_early: list[tuple[int, Sequence]]
+    """Rows of the sequences that may not end yet."""
+    asks: StepAsks | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but a token is asked of any row."""
+        batch = self.sampling
+        if self.asks is not None or self.too_early:
+            return False
+        return not bool((batch.num_logprobs >= 0).any() or batch.is_ranked.any())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeInputs(StepSamples):
+    """A step in which every sequence computes its last token, for a captured graph of some size."""
+
+    columns: NDArray[np.int64]
+    """[5, size]: rows in `DeviceRows`, tokens computed before, tokens (below 0: see the next),
+    indexes into what the step before sampled, and blocks to write to; then padding."""
+    updates: RowUpdates | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs(StepSamples):
+    """One step's tokens [T] on the device."""
 
     token_ids: Tensor
     unknown: UnknownTokens | None
@@ -43,12 +74,6 @@ class StepInputs:
     batch: AttentionBatch
     rows: Tensor
     """Indexes into T: the last tokens of the sequences that sample, then the asked prompt rows."""
-    sampled: list[Sequence]
-    """Those sequences, in the order of rows."""
-    sampling: SamplingBatch
-    too_early: list[tuple[int, Sequence]]
-    """Rows of the sequences that may not end yet."""
-    asks: StepAsks | None
 
 
 class SequenceRows:
@@ -71,6 +96,8 @@ class SequenceRows:
         self.min_length = np.zeros(max_num_seqs, dtype=np.int64)
         #: Index of a sequence's token among those that the latest step sampled.
         self.sample_index = np.zeros(max_num_seqs, dtype=np.int64)
+        #: How many leading blocks of a row's table `DeviceRows` has; -1: nothing of the row.
+        self.device_blocks = np.full(max_num_seqs, -1, dtype=np.int64)
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._free = list(range(max_num_seqs - 1, -1, -1))
@@ -86,7 +113,11 @@ class SequenceRows:
                 del self._copied[sequence]
         for sequence in sequences:
             self._update(sequence)
-        return np.fromiter(map(self._rows.__getitem__, sequences), np.int64, len(sequences))
+        rows = np.fromiter(map(self._rows.__getitem__, sequences), np.int64, len(sequences))
+        # The first of several outputs may be aborted while the prompt is computed.
+        for index in np.flatnonzero(self.asked[rows] & Asked.OUTPUTS).tolist():
+            self.child[rows[index]] = sequences[index].child_index
+        return rows
 
     def _update(self, sequence: Sequence) -> None:
         table = sequence.block_table
@@ -99,10 +130,31 @@ class SequenceRows:
             self._set_params(row, sequence)
         if self._copied.get(sequence) is not table:
             self._copied[sequence] = table
+            self.device_blocks[row] = min(self.device_blocks[row], 0)
             first = 0
         self.block_tables[row, first : len(table)] = table[first:]
 
+    def device_updates(
+        self, rows: NDArray[np.int64], last_blocks: NDArray[np.int64]
+    ) -> RowUpdates | None:
+        """Return what `DeviceRows` lacks for a decode step, which itself writes the last blocks.
+
+        `last_blocks` are their indexes in the tables of `rows`.
+        """
+        is_stale = self.device_blocks[rows] < last_blocks
+        self.device_blocks[rows] = last_blocks + 1
+        if not is_stale.any():
+            return None
+        stale = rows[is_stale]
+        return RowUpdates(
+            rows=stale,
+            block_tables=self.block_tables[stale, : int(last_blocks[is_stale].max()) + 1],
+            floats=np.stack((self.temperature[stale], self.top_p[stale], self.min_p[stale])),
+            integers=np.stack((self.top_k[stale], self.seed[stale], self.child[stale])),
+        )
+
     def _set_params(self, row: int, sequence: Sequence) -> None:
+        self.device_blocks[row] = -1
         params = sequence.params
         # Beams are ranked, not drawn: what their search needs are the best candidates.
         is_beam = params.beam_width is not None
@@ -120,7 +172,7 @@ class SequenceRows:
 
 
 class StepInputBuilder:
-    """Builds each step's inputs, with token ids in host buffers that are made once."""
+    """Builds each step's inputs, sent to the device in one copy."""
 
     def __init__(
         self,
@@ -134,28 +186,25 @@ class StepInputBuilder:
     ) -> None:
         self._block_size = block_size
         self._vocab_size = vocab_size
-        self._device = device
+        self._copy = PackedCopy(device)
         max_blocks = -(-max_model_len // block_size)
         self._rows = SequenceRows(max_num_seqs, max_blocks, block_size, vocab_size)
-        # Two, in turn: the step before may still be running. Pinned memory lets the copy to a GPU
-        # run beside the host.
-        self._token_ids, self._other_token_ids = (
-            torch.zeros(max_num_tokens, dtype=torch.int64, pin_memory=device.type == "cuda")
-            for _ in range(2)
-        )
         self._counting = np.arange(max_num_tokens, dtype=np.int64)
+        self._padding = np.array(padding_columns(max_num_seqs))[:, None]
 
     def build(self, plan: StepPlan) -> StepInputs:
-        """Return the plan's inputs, valid until the call after the next."""
+        """Return the plan's inputs."""
         scheduled, total, size = plan.scheduled, plan.num_tokens, len(plan.scheduled)
         sequences = [item.sequence for item in scheduled]
         rows = self._rows.assign(sequences)
         query_lens = np.fromiter((item.num_tokens for item in scheduled), np.int64, size)
-        contexts = np.fromiter((s.num_computed_tokens for s in sequences), np.int64, size)
+        contexts = np.fromiter((item.first for item in scheduled), np.int64, size)
         known = np.fromiter((len(s.token_ids) for s in sequences), np.int64, size)
         ends = query_lens.cumsum()
         starts = ends - query_lens
-        host_token_ids = self._fill_token_ids(plan, starts)
+        token_ids = _token_ids(plan, starts)
+        held = self._rows.device_blocks
+        held[rows] = np.minimum(held[rows], contexts // self._block_size)
         owners = self._counting[:size].repeat(query_lens)
         positions = self._counting[:total] + (contexts - starts)[owners]
         seq_lens = contexts + query_lens
@@ -166,60 +215,81 @@ class StepInputBuilder:
         computed = ends[sampled] - 1
         if asks is not None and asks.prompt is not None:
             computed = np.concatenate((computed, asks.prompt.rows))
-        unknown = self._unknown_tokens(host_token_ids[:total], rows[owners])
+        unknown = np.flatnonzero(token_ids == UNKNOWN_TOKEN)
+        sources = self._rows.sample_index[rows[owners[unknown]]]
         sampled_rows, sampled_known = rows[sampled], known[sampled]
         self._rows.sample_index[sampled_rows] = self._counting[: sampled.size]
         too_early = np.flatnonzero(sampled_known < self._rows.min_length[sampled_rows]).tolist()
+        arrays = (
+            np.append(starts, total).astype(np.int32),
+            seq_lens.astype(np.int32),
+            tables,
+            blocks * self._block_size + positions % self._block_size,
+            token_ids,
+            positions,
+            computed,
+            unknown,
+            sources,
+        )
+        copies = self._copy.send(arrays)
         batch = AttentionBatch(
-            query_starts=self._copy(np.append(starts, total).astype(np.int32)),
-            seq_lens=self._copy(seq_lens.astype(np.int32)),
-            block_tables=self._copy(tables),
-            slot_mapping=self._copy(blocks * self._block_size + positions % self._block_size),
+            query_starts=copies[0],
+            seq_lens=copies[1],
+            block_tables=copies[2],
+            slot_mapping=copies[3],
             num_decodes=plan.num_decodes,
             query_lens=tuple(query_lens.tolist()),
             context_lens=tuple(contexts.tolist()),
             block_size=self._block_size,
         )
         return StepInputs(
-            token_ids=self._token_ids[:total].to(self._device, non_blocking=True),
-            unknown=unknown,
-            positions=self._copy(positions),
+            token_ids=copies[4],
+            unknown=UnknownTokens(copies[7], copies[8]) if unknown.size else None,
+            positions=copies[5],
             batch=batch,
-            rows=self._copy(computed),
+            rows=copies[6],
             sampled=[sequences[index] for index in sampled.tolist()],
             sampling=self._sampling(sampled_rows, sampled_known, asks),
             too_early=[(row, sequences[sampled[row]]) for row in too_early],
             asks=asks,
         )
 
+    def build_decodes(self, plan: StepPlan, size: int) -> DecodeInputs:
+        """Return the inputs of a plan in which each sequence computes its last token, padded."""
+        count, held = len(plan.scheduled), self._rows
+        sequences = [item.sequence for item in plan.scheduled]
+        rows = held.assign(sequences)
+        contexts = np.fromiter((item.first for item in plan.scheduled), np.int64, count)
+        last_blocks = contexts // self._block_size
+        columns = np.empty((NUM_COLUMNS, size), dtype=np.int64)
+        columns[:, count:] = self._padding
+        columns[0, :count] = rows
+        columns[1, :count] = contexts
+        columns[2, :count] = [sequence.token_ids[-1] for sequence in sequences]
+        columns[3, :count] = held.sample_index[rows]
+        columns[4, :count] = held.block_tables[rows, last_blocks]
+        held.sample_index[rows] = self._counting[:count]
+        asks = step_asks(
+            plan,
+            held.asked[rows],
+            self._counting[:count],
+            self._counting[:count],
+            self._vocab_size,
+        )
+        known = contexts + 1
+        too_early = np.flatnonzero(known < held.min_length[rows]).tolist()
+        return DecodeInputs(
+            columns=columns,
+            updates=held.device_updates(rows, last_blocks),
+            sampled=sequences,
+            sampling=self._sampling(rows, known, asks),
+            too_early=[(row, sequences[row]) for row in too_early],
+            asks=asks,
+        )
+
     def forget(self) -> None:
         """Let go of all sequences: a step has none."""
         self._rows.assign(())
-
-    def _fill_token_ids(self, plan: StepPlan, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        self._token_ids, self._other_token_ids = self._other_token_ids, self._token_ids
-        host: NDArray[np.int64] = self._token_ids.numpy()
-        decodes = plan.scheduled[: plan.num_decodes]
-        host[: len(decodes)] = [
-            item.sequence.token_ids[item.sequence.num_computed_tokens] for item in decodes
-        ]
-        for item, start in zip(
-            plan.scheduled[plan.num_decodes :], starts[plan.num_decodes :].tolist(), strict=True
-        ):
-            first = item.sequence.num_computed_tokens
-            tokens = item.sequence.token_ids[first : first + item.num_tokens]
-            host[start : start + item.num_tokens] = tokens
-        return host
-
-    def _unknown_tokens(
-        self, token_ids: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> UnknownTokens | None:
-        unknown = np.flatnonzero(token_ids == UNKNOWN_TOKEN)
-        if not unknown.size:
-            return None
-        return UnknownTokens(
-            self._copy(unknown), self._copy(self._rows.sample_index[rows[unknown]])
-        )
 
     def _sampling(
         self, rows: NDArray[np.int64], known: NDArray[np.int64], asks: StepAsks | None
@@ -244,5 +314,14 @@ class StepInputBuilder:
             batch = batch.with_children(asks.children)
         return batch
 
-    def _copy(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values).to(self._device, non_blocking=True)
+
+def _token_ids(plan: StepPlan, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the tokens that the plan computes; `starts` are the first of each sequence."""
+    token_ids = np.empty(plan.num_tokens, dtype=np.int64)
+    decodes = plan.scheduled[: plan.num_decodes]
+    token_ids[: len(decodes)] = [item.sequence.token_ids[item.first] for item in decodes]
+    longer = plan.scheduled[plan.num_decodes :]
+    for item, start in zip(longer, starts[plan.num_decodes :].tolist(), strict=True):
+        tokens = item.sequence.token_ids[item.first : item.first + item.num_tokens]
+        token_ids[start : start + item.num_tokens] = tokens
+    return token_ids

@@ -11,7 +11,7 @@ from inferq.protocol.errors import ErrorCode, ErrorInfo
 from inferq.protocol.messages import TokenLogprob
 from inferq.worker.engine.plan import SampledToken, SequenceResult, StepPlan
 from inferq.worker.engine.sampler import Samples, Unusable
-from inferq.worker.model.step_inputs import StepInputs
+from inferq.worker.model.step_inputs import StepSamples
 
 _REASONS: Final = {
     Unusable.NOT_FINITE: ErrorInfo(ErrorCode.INTERNAL, "the model's logits are not finite"),
@@ -25,7 +25,7 @@ _REASONS: Final = {
 
 def step_results(
     plan: StepPlan,
-    step: StepInputs,
+    step: StepSamples,
     samples: Samples | None,
     prompt_logprobs: dict[int, tuple[TokenLogprob, ...]],
 ) -> list[SequenceResult]:
@@ -42,7 +42,7 @@ def step_results(
     return results
 
 
-def _results(step: StepInputs, samples: Samples) -> Iterator[SequenceResult]:
+def _results(step: StepSamples, samples: Samples) -> Iterator[SequenceResult]:
     results = _row_results(step, samples)
     if not (unusable := samples.unusable_rows):
         return results
@@ -52,7 +52,7 @@ def _results(step: StepInputs, samples: Samples) -> Iterator[SequenceResult]:
     )
 
 
-def _row_results(step: StepInputs, samples: Samples) -> Iterator[SequenceResult]:
+def _row_results(step: StepSamples, samples: Samples) -> Iterator[SequenceResult]:
     tokens = _sampled_tokens(step, samples)
     asks = step.asks
     if asks is None or not (asks.beams or asks.children):
@@ -67,7 +67,7 @@ def _row_results(step: StepInputs, samples: Samples) -> Iterator[SequenceResult]
     )
 
 
-def _sampled_tokens(step: StepInputs, samples: Samples) -> list[SampledToken]:
+def _sampled_tokens(step: StepSamples, samples: Samples) -> list[SampledToken]:
     if not any(samples.logprobs):
         return list(map(SampledToken, samples.token_ids))
     return [

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine import logits_editor
 from inferq.worker.engine.bad_words import BadWords, word_tokens
+from inferq.worker.engine.edit_asks import asks_edits
 from inferq.worker.engine.logits_editor import LogitsEditor
 from inferq.worker.engine.logits_edits import LogitsEdits
 from inferq.worker.engine.logprobs import beam_candidates, token_logprobs
@@ -406,7 +406,7 @@ def test_what_was_kept_for_a_sequence_goes_when_it_is_finished(editor: LogitsEdi
 
 
 def test_defaults_ask_for_no_edits() -> None:
-    assert not logits_editor.asks_edits(SamplingParams(seed=0, top_k=4, min_p=0.1, logprobs=2, n=3))
+    assert not asks_edits(SamplingParams(seed=0, top_k=4, min_p=0.1, logprobs=2, n=3))
 
 
 @pytest.mark.parametrize(
