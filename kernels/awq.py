@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from inferq.kernels import reference
+from inferq.kernels.dispatch import runs_triton
 
 #: Inputs that may share a scale; -1 in a checkpoint, or all of them here, is one group.
 GROUPS: Final = (32, 64, 128)
@@ -30,7 +31,7 @@ def awq_dequantize(
     """
     group = check_awq(qweight, qzeros, scales, group)
     dtype = dtype or scales.dtype
-    if not qweight.is_cuda:
+    if not runs_triton(qweight):
         return reference.awq_dequantize(qweight, qzeros, scales, group, dtype)
     # Imported here: Triton may be absent.
     from inferq.kernels import triton_awq
@@ -45,7 +46,7 @@ def awq_linear(x: Tensor, qweight: Tensor, qzeros: Tensor, scales: Tensor, group
     """
     if x.dim() != 2 or x.shape[1] != qweight.shape[0] or x.stride(1) != 1:
         raise ValueError(f"x {tuple(x.shape)} does not fit {qweight.shape[0]} inputs")
-    if x.is_cuda and x.shape[0] < DEQUANTIZE_FROM:
+    if runs_triton(x) and x.shape[0] < DEQUANTIZE_FROM:
         from inferq.kernels import triton_awq
 
         group = check_awq(qweight, qzeros, scales, group)

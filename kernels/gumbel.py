@@ -5,10 +5,11 @@ int64, with the same integers as Triton's `tl.philox`.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from inferq.kernels.dispatch import runs_triton
 
 _ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57
 _KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85
@@ -36,11 +37,8 @@ def gumbel_noise(
     """
     if (token_ids is None) == (vocab_size is None):
         raise ValueError("give either token_ids or vocab_size")
-    if seeds.is_cuda and (on_device := _triton_form()) is not None:
-        if token_ids is not None:
-            return on_device.token_noise(seeds, children, positions, token_ids)
-        assert vocab_size is not None
-        return on_device.vocabulary_noise(seeds, children, positions, vocab_size)
+    if runs_triton(seeds):
+        return _triton_noise(seeds, children, positions, token_ids, vocab_size)
     if token_ids is not None:
         words = _words_of_tokens(seeds, children, positions, token_ids)
         return _to_gumbel(words)
@@ -53,27 +51,6 @@ def gumbel_noise(
         words = torch.stack(lanes, dim=-1).flatten(1)
         noise[rows, tokens] = _to_gumbel(words[:, : tokens.stop - tokens.start])
     return noise
-
-
-class _DeviceForm(Protocol):
-    """`triton_gumbel.py`: no int64 tensors as large as the noise."""
-
-    def token_noise(
-        self, seeds: Tensor, children: Tensor, positions: Tensor, token_ids: Tensor
-    ) -> Tensor: ...
-
-    def vocabulary_noise(
-        self, seeds: Tensor, children: Tensor, positions: Tensor, vocab_size: int
-    ) -> Tensor: ...
-
-
-def _triton_form() -> _DeviceForm | None:
-    """Load the form for CUDA; None where Triton is not installed."""
-    try:
-        from inferq.kernels import triton_gumbel
-    except ImportError:
-        return None
-    return triton_gumbel
 
 
 def philox(
@@ -96,6 +73,22 @@ def philox(
         x1, x3 = product_b, product_a
         k0, k1 = (k0 + _KEY_A) & _LOW_32, (k1 + _KEY_B) & _LOW_32
     return x0, x1 & _LOW_32, x2, x3 & _LOW_32
+
+
+def _triton_noise(
+    seeds: Tensor,
+    children: Tensor,
+    positions: Tensor,
+    token_ids: Tensor | None,
+    vocab_size: int | None,
+) -> Tensor:
+    # Imported here: Triton may be absent. No int64 tensors as large as the noise.
+    from inferq.kernels import triton_gumbel
+
+    if token_ids is not None:
+        return triton_gumbel.token_noise(seeds, children, positions, token_ids)
+    assert vocab_size is not None
+    return triton_gumbel.vocabulary_noise(seeds, children, positions, vocab_size)
 
 
 def _words_of_tokens(

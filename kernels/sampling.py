@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from inferq.kernels import reference
+from inferq.kernels.dispatch import runs_triton
 
 #: Probabilities are summed as integers in units of 2^-40 of the most likely token's, so that every
 #: order of additions gives the same sum: rows of up to 2^23 tokens fit.
@@ -61,7 +62,7 @@ def sample_tokens(
     if not 0 < vocab_size <= logits.shape[1]:
         raise ValueError(f"vocab_size {vocab_size} does not fit logits of {logits.shape[1]}")
     params = (temperature, top_k, top_p, min_p, seed, child, position)
-    if not logits.is_cuda:
+    if not runs_triton(logits):
         return SampledTokens(*reference.sample_tokens(logits, *params, vocab_size, sources))
     # Imported here: Triton may be absent.
     from inferq.kernels import triton_sampling

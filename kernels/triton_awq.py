@@ -139,7 +139,7 @@ def _gemm_kernel(
     tl.store(p_out, acc.to(out_ptr.dtype.element_ty), mask=m_m & m_n)
 
 
-@triton.jit(do_not_specialize=["size", "splits"])
+@triton.jit(do_not_specialize=["splits"])
 def _reduce_kernel(out_ptr, partial_ptr, size, splits, TILE: tl.constexpr):
     """Add the splits in their order: the same sum in every run."""
     places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)

@@ -36,7 +36,7 @@ def _to_gumbel(words):
     return -libdevice.log(-libdevice.log(uniform))
 
 
-@triton.jit(do_not_specialize=["vocab_size"])
+@triton.jit
 def _vocabulary_kernel(
     out_ptr, seed_ptr, child_ptr, position_ptr, vocab_size, out_stride, TILE: tl.constexpr
 ):

@@ -19,7 +19,8 @@ _TILES = {64: (16, 4), 128: (16, 4), 256: (8, 4), 512: (4, 4), 1024: (2, 4), 204
 _TILES |= {4096: (1, 8), 8192: (1, 8)}
 
 
-@triton.jit
+# Not specialized: the rows of a step, lest every kind of number compile the kernel again.
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm_kernel(
     out_ptr,
     x_ptr,

@@ -87,7 +87,8 @@ def _narrowed(prefix_ptr, left_ptr, sum_ptr, slices, width, top_p, IS_TOTAL, SLI
     return (tl.load(prefix_ptr) << width) | digit, left
 
 
-@triton.jit(do_not_specialize=["vocab_size", "slices", "index", "shift", "width"])
+# Not specialized: what changes from step to step, or from pass to pass, compiles nothing again.
+@triton.jit(do_not_specialize=["samples", "slices", "index", "shift", "width"])
 def _search_kernel(
     prefix_ptr,
     left_ptr,
@@ -191,7 +192,7 @@ def _search_kernel(
     tl.store(sum_ptr + (now * slices + part) * _DIGITS + o_d, sums)
 
 
-@triton.jit(do_not_specialize=["vocab_size", "slices"])
+@triton.jit(do_not_specialize=["samples", "slices"])
 def _end_kernel(
     end_key_ptr,
     end_left_ptr,

@@ -29,12 +29,12 @@ from inferq.kernels.triton_ranking import (
 )
 
 # Tokens of one tile of a slice, whatever the architecture. Not measured yet.
-_TILE = 1024
+_TILE = 512
 
 _NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 
 
-@triton.jit(do_not_specialize=["vocab_size", "slices"])
+@triton.jit(do_not_specialize=["slices"])
 def _highest_kernel(
     highest_ptr,
     token_ptr,
@@ -67,7 +67,7 @@ def _highest_kernel(
     tl.store(token_ptr + place, token)
 
 
-@triton.jit(do_not_specialize=["vocab_size", "slices"])
+@triton.jit(do_not_specialize=["slices"])
 def _draw_kernel(
     noisy_ptr,
     score_ptr,
@@ -151,7 +151,7 @@ def _best_of(noisy, scores, ids):
     return best, score, tl.min(tl.where(is_best, ids, _NO_TOKEN), 0)
 
 
-@triton.jit(do_not_specialize=["vocab_size", "slices"])
+@triton.jit(do_not_specialize=["slices"])
 def _choose_kernel(
     out_ptr,
     row_highest_ptr,

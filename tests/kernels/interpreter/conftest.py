@@ -13,6 +13,8 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from inferq.kernels.triton_attention import TritonAttention
 
+_POISON = 77  # of integers: no plausible count, block or token of these tests
+
 
 @pytest.fixture
 def ops() -> TritonAttention:
@@ -21,15 +23,15 @@ def ops() -> TritonAttention:
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill what the launchers allocate with NaN, so that what no kernel wrote is seen."""
-    for owner, name in ((torch, "empty_like"), (torch.Tensor, "new_empty")):
+    """Fill what the launchers allocate, so that what no kernel wrote is seen."""
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
 
 
 def _poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def poisoned(*arguments: Any, **options: Any) -> Tensor:
         tensor = allocate(*arguments, **options)
-        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+        return tensor.fill_(torch.nan if tensor.is_floating_point() else _POISON)
 
     return poisoned
 

@@ -160,3 +160,17 @@ def test_kernels_that_nobody_needs_may_be_left_out(limits, wanted):
 def test_no_samples_are_no_work():
     tokens, highest = triton_sampling.sample_tokens(torch.zeros(0, 9), *parameters(0), 9)
     assert tokens.shape == highest.shape == (0,)
+
+
+def test_nothing_is_read_back_from_the_device():
+    size = 70
+    logits, params = random_logits(2, size), parameters(2, **LIMITS["all"])
+
+    def read(*_):
+        raise AssertionError("the host waits for the device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("item", "tolist", "nonzero", "__bool__", "__int__", "__float__"):
+            patch.setattr(torch.Tensor, name, read)
+        tokens, _ = triton_sampling.sample_tokens(logits, *params, size)
+    assert tokens.tolist() == reference.sample_tokens(logits, *params, size)[0].tolist()
