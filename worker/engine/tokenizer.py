@@ -22,6 +22,7 @@ from inferq.worker.engine.detokenizer import (
     detokenizer_factory,
 )
 from inferq.worker.engine.sampling_defaults import SamplingDefaults
+from inferq.worker.model.tokenizer_file import tokenizer_json
 
 _SPECIAL_TOKENS: Final = (
     "bos_token",
@@ -70,16 +71,17 @@ class Tokenizer:
         """Read tokenizer.json, tokenizer_config.json and the chat template of a model folder.
 
         Its generation_config.json gives the sampling defaults, unless `generation_config` is
-        "none". Raises `ModelError` for a folder without a tokenizer, or with damaged files.
+        "none". A tokenizer of an older form
+        is converted. Raises `ModelError` for a folder without one, or with damaged files.
         """
         path = Path(folder)
-        file = path / "tokenizer.json"
-        if not file.is_file():
+        content = tokenizer_json(path)
+        if content is None:
             raise ModelError(f"{path} has no tokenizer.json")
         try:
-            fast = FastTokenizer.from_file(str(file))
+            fast = FastTokenizer.from_str(content)
         except Exception as error:  # noqa: BLE001 - the Rust side raises bare exceptions
-            raise ModelError(f"{file} is damaged: {error}") from None
+            raise ModelError(f"{path}/tokenizer.json is damaged: {error}") from None
         config = _read_json(path / "tokenizer_config.json")
         special = _special_tokens(_read_json(path / "special_tokens_map.json") | config)
         return cls(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inferq.protocol.errors import ModelError
+from inferq.worker.model.tokenizer_file import tokenizer_json
 
 
 class ModelVocabulary:
@@ -17,7 +18,7 @@ class ModelVocabulary:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / "tokenizer.json"
+        self._folder = folder
 
     def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a piece of text, without special tokens around it."""
@@ -25,10 +26,10 @@ class ModelVocabulary:
         return ids
 
     def tokenizer_json(self) -> str:
-        """Return the tokenizer's file."""
-        if not self._file.is_file():
-            raise ModelError(f"{self._file.parent} has no tokenizer.json")
-        return self._file.read_text(encoding="utf-8")
+        """Return the tokenizer in the form of tokenizer.json."""
+        if (content := tokenizer_json(self._folder)) is None:
+            raise ModelError(f"{self._folder} has no tokenizer.json")
+        return content
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -39,23 +40,22 @@ class ModelVocabulary:
         except ModelError:
             raise
         except Exception as error:  # noqa: BLE001 - the Rust side raises bare exceptions
-            raise ModelError(f"{self._file} is damaged: {error}") from None
+            raise ModelError(f"{self._folder}/tokenizer.json is damaged: {error}") from None
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
 
 
 def tokenizer_vocab_size(folder: Path) -> int | None:
-    """Return the highest id of `folder`'s tokenizer.json plus one; None without that file."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return None
+    """Return the highest id of `folder`'s tokenizer plus one; None where there is none."""
     try:
-        content = json.loads(path.read_bytes())
+        if (file := tokenizer_json(folder)) is None:
+            return None
+        content = json.loads(file)
         vocabulary = content["model"]["vocab"]
         # Unigram models list their pieces in the order of the ids.
         ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
         added = [token["id"] for token in content.get("added_tokens") or []]
         return int(max((*ids, *added))) + 1
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} is not a tokenizer file: {error!r}") from None
+        raise ModelError(f"{folder}/tokenizer.json is not a tokenizer file: {error!r}") from None
