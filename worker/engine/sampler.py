@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inferq.kernels.gumbel import gumbel_noise
-from inferq.kernels.sampling import probability_mass
+from inferq.kernels.sampling import probability_mass, sample_tokens
 from inferq.protocol.messages import TokenLogprob
 from inferq.worker.engine.host_copy import HostCopy
 from inferq.worker.engine.logits_edits import LogitsEdits
 from inferq.worker.engine.logprobs import beam_candidates, token_logprobs
+from inferq.worker.engine.packed_copy import PackedCopy
 from inferq.worker.engine.plan import BeamCandidates
 from inferq.worker.engine.ranking import most_likely
 
@@ -33,6 +34,8 @@ _TOP_P_CANDIDATES: Final = 512
 _MAX_CANDIDATES: Final = 2048
 #: Rows drawn together where many outputs are drawn from one row of logits: bounds the memory.
 _DRAWS_AT_ONCE: Final = 256
+#: What the device's sampling takes of a batch, in its order.
+_DRAW_COLUMNS: Final = ("temperature", "top_k", "top_p", "min_p", "seed", "child", "position")
 
 
 class Unusable(Enum):
@@ -126,6 +129,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self._copy: PackedCopy | None = None
 
     def sample(
         self, logits: Tensor, batch: SamplingBatch, edits: LogitsEdits | None = None
@@ -136,7 +140,10 @@ class Sampler:
     def start(
         self, logits: Tensor, batch: SamplingBatch, edits: LogitsEdits | None = None
     ) -> Sampling:
-        """Begin what `sample` does; on a GPU only what is asked beyond tokens is waited for."""
+        """Begin what `sample` does; on a GPU only what is asked beyond tokens is waited for.
+
+        Before the call after the next, the result of this one must be finished.
+        """
         raw = logits = logits[:, : self._vocab_size].float()
         wanted = np.flatnonzero((batch.num_logprobs >= 0) | batch.is_ranked)
         beam_rows = beam_totals = None
@@ -147,12 +154,11 @@ class Sampler:
             if wanted.size:
                 raw = logits.clone()
             edits.apply(logits)
-        # max gives the lowest index among equals, and NaN wherever there is one.
-        highest, tokens = logits.max(dim=1)
         sources = None if batch.sources is None else _on(logits.device, batch.sources)
-        if sources is not None:
-            tokens = tokens[sources]
-        _draw_tokens(tokens, logits, highest, batch, sources)
+        if logits.device.type == "cuda":
+            tokens, highest = self.sample_on_device(logits, batch, sources)
+        else:
+            tokens, highest = _sample_on_host(logits, batch, sources)
         logprobs: list[TokenLogprob | None] = [None] * tokens.numel()
         if wanted.size:
             index = _on(logits.device, wanted)
@@ -173,6 +179,39 @@ class Sampler:
             candidates=candidates,
             edited_highest=None if edits is None else highest,
         )
+
+    def sample_on_device(
+        self, logits: Tensor, batch: SamplingBatch, sources: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tokens [S] and each row's highest logit [R], without waiting for the device.
+
+        The tokens are those that the CPU's form samples from the same logits.
+        """
+        if self._copy is None:
+            self._copy = PackedCopy(logits.device)
+        columns = self._copy.send([getattr(batch, name) for name in _DRAW_COLUMNS])
+        sampled = sample_tokens(
+            logits,
+            **dict(zip(_DRAW_COLUMNS, columns, strict=True)),
+            vocab_size=self._vocab_size,
+            sources=sources,
+            with_draws=bool((batch.temperature > 0).any()),
+            with_top_k=bool((batch.top_k > 0).any()),
+            with_top_p=bool((batch.top_p < 1).any()),
+        )
+        highest = sampled.highest if sources is None else logits.amax(dim=1)
+        return sampled.token_ids, highest
+
+
+def _sample_on_host(
+    logits: Tensor, batch: SamplingBatch, sources: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    # max gives the lowest index among equals, and NaN wherever there is one.
+    highest, tokens = logits.max(dim=1)
+    if sources is not None:
+        tokens = tokens[sources]
+    _draw_tokens(tokens, logits, highest, batch, sources)
+    return tokens, highest
 
 
 def _reasons(rows: list[int], edited_highest: Tensor | None) -> dict[int, Unusable]:

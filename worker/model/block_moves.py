@@ -47,7 +47,12 @@ class BlockMover:
         """Let all later work see the swaps, and perform the plan's copies on the device."""
         if self._stream is not None and (plan.swap_out or plan.swap_in):
             torch.cuda.current_stream(self._device_blocks.device).wait_stream(self._stream)
-        if plan.block_copies:
+        if plan.block_copies and self._stream is not None:
+            # Imported here: the CPU does without Triton.
+            from inferq.kernels.triton_block_copy import copy_blocks
+
+            copy_blocks(self._device_blocks, plan.block_copies)
+        elif plan.block_copies:
             self._gather(plan.block_copies, self._device_blocks, self._device_blocks)
 
     def bytes_per_s(self) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 from inferq.kernels.gumbel import gumbel_noise
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.logits_edits import LogitsEdits
-from inferq.worker.engine.ranking import most_likely
+from inferq.worker.engine.ranking import most_likely, most_likely_by_key
 from inferq.worker.engine.sampler import Sampler, SamplingBatch, Unusable
 
 
@@ -280,3 +280,52 @@ def test_rows_without_a_usable_maximum_are_named(params: dict[str, Any], value: 
 def test_16_bit_logits_are_sampled_in_float32() -> None:
     logits = LOGITS.bfloat16()
     assert draws(logits, 20, top_p=0.9) == draws(logits.float(), 20, top_p=0.9)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 40])
+def test_ranking_by_keys_is_the_same_ranking(count: int) -> None:
+    torch.manual_seed(count)
+    scores = torch.randn(20, 40).mul(2).round().div(2)  # many equals, both zeros
+    scores[3, 5:20] = -torch.inf
+    scores[4] = 0.0
+    scores[5, ::2] = -0.0
+    best, ids = most_likely(scores, count)
+    keyed, keyed_ids = most_likely_by_key(scores, count)
+    assert ids.tolist() == keyed_ids.tolist()
+    assert best.tolist() == keyed.tolist()
+
+
+def test_the_form_for_devices_samples_the_same_tokens() -> None:
+    torch.manual_seed(1)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"top_k": 20, "top_p": 0.5, "min_p": 0.01, "temperature": 1.7},
+    ]
+    params = [SamplingParams(seed=n, **kinds[n % len(kinds)]) for n in range(60)]
+    batch = batch_of(params, list(range(60)))
+    logits = torch.randn(60, 300) * 3
+    logits[7, 4], logits[8] = torch.nan, torch.inf
+    sampler = Sampler(290)
+    expected = sampler.sample(logits.clone(), batch)
+    tokens, highest = sampler.sample_on_device(logits[:, :290], batch, None)
+    sound = [n for n in range(60) if n not in (7, 8)]
+    assert [tokens.tolist()[n] for n in sound] == [expected.token_ids[n] for n in sound]
+    assert set(expected.unusable_rows) == {7, 8}
+    assert [n for n, finite in enumerate(highest.isfinite().tolist()) if not finite] == [7, 8]
+
+
+def test_the_form_for_devices_samples_several_tokens_from_one_row() -> None:
+    torch.manual_seed(2)
+    children: list[tuple[int, ...]] = [(0, 1, 2), (0,), (3, 4)]
+    batch = batch_of([SamplingParams(seed=n) for n in range(3)]).with_children(children)
+    logits = torch.randn(3, 50)
+    sampler = Sampler(50)
+    expected = sampler.sample(logits.clone(), batch)
+    assert batch.sources is not None
+    tokens, highest = sampler.sample_on_device(logits, batch, torch.from_numpy(batch.sources))
+    assert tokens.tolist() == expected.token_ids
+    assert highest.tolist() == logits.amax(dim=1).tolist()
