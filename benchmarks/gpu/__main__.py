@@ -42,12 +42,17 @@ def main() -> int:
     end = time.monotonic() + TOTAL_SECONDS
     with tempfile.TemporaryDirectory(prefix="inferq-gpu-") as folder:
         report = Report(options.out, smoke=options.smoke)
-        workers = [SectionWorker(s, Path(folder), smoke=options.smoke) for s in sections]
+        workers = [
+            SectionWorker(section, Path(folder), smoke=options.smoke, part=part)
+            for section in sections
+            for part in range(section.parts)
+        ]
         try:
             for stage in _run(workers, end):
                 for worker in stage:
                     report.take(worker.section, worker.records(), worker.seconds)
-                    print(report.summary(worker.section), flush=True)
+                for section in dict.fromkeys(worker.section for worker in stage):
+                    print(report.summary(section), flush=True)
                 report.write()
         except _Stopped:
             for worker in workers:

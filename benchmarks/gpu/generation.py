@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator
 
-from gpu.random_model import QWEN3_06B, RandomWeights, engine_of, request, shape
+from gpu.random_model import QWEN3_06B, RandomWeights, engine_of, fitting_blocks, request, shape
 from gpu.records import Quantity, Record
 from gpu.section import Case, Settings
 
@@ -39,14 +39,16 @@ def _run(settings: Settings) -> Iterator[Record]:
         raise RuntimeError(f"the workload has {total} output tokens")
     if settings.smoke:
         requests = [([token % 320 for token in prompt[:9]], 5) for prompt, _ in requests[:3]]
+    config = shape(QWEN3_06B, settings)
+    blocks = 200 if settings.smoke else _SEQUENCES * 2048 // 16
     with engine_of(
-        shape(QWEN3_06B, settings),
+        config,
         RandomWeights(),
         settings,
         max_model_len=2048,
         max_num_seqs=_SEQUENCES,
         max_num_batched_tokens=16_384,
-        num_kv_blocks=200 if settings.smoke else _SEQUENCES * 2048 // 16,
+        num_kv_blocks=fitting_blocks(config, blocks, settings),
     ) as loaded:
         engine = loaded.engine
         engine.add_request(request("warm", [1] * 16, 8))

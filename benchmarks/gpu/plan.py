@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+#: Status of a section's process that lost its device: the rest goes to a new one.
+EXIT_DEVICE_LOST: Final = 3
+
 #: From the start of `run.sh` to its end, whatever happens.
 TOTAL_SECONDS: Final = 455.0
 
@@ -18,20 +21,22 @@ class Section:
     #: Seconds that are kept for it; it may take more when those before it took less.
     seconds: float
     #: Seconds without a new line in its records after which it counts as hung.
-    stall: float = 60.0
+    stall: float = 25.0
     #: Runs beside its neighbours that say so too: it checks, and measures no time.
     concurrent: bool = False
+    #: Processes that share its cases, because they compile one kernel after the other.
+    parts: int = 1
     #: On the CPU its kernels run in Triton's interpreter.
     interpreted: bool = True
 
 
 SECTIONS: Final = (
     Section("environment", "Machine", 25, interpreted=False),
-    Section("check_attention", "Correctness: attention", 60, concurrent=True),
-    Section("check_tiles", "Correctness: tiles to choose from", 60, concurrent=True),
+    Section("check_attention", "Correctness: attention", 60, concurrent=True, parts=4),
+    Section("check_tiles", "Correctness: tiles to choose from", 60, concurrent=True, parts=4),
     Section("check_rows", "Correctness: norms, rotary, activations, moves", 60, concurrent=True),
-    Section("check_matmul", "Correctness: AWQ", 60, concurrent=True),
-    Section("check_sampling", "Correctness: sampling", 60, concurrent=True),
+    Section("check_matmul", "Correctness: AWQ", 60, concurrent=True, parts=2),
+    Section("check_sampling", "Correctness: sampling", 60, concurrent=True, parts=2),
     Section("decode_speed", "Decode attention", 50),
     Section("prefill_speed", "Prefill attention", 40),
     Section("row_speed", "Other kernels", 30),

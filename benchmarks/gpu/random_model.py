@@ -25,6 +25,8 @@ from inferq.worker.model.loader import WeightGroup, WeightLoader
 
 #: Of every weight that is no norm's.
 _DEVIATION: Final = 0.02
+#: Of the memory that is free before the weights are made.
+_KV_SHARE: Final = 0.6
 
 LLAMA_8B: Final[Mapping[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],
@@ -151,10 +153,8 @@ def engine_of(
             **options,
         )
         engine = load_engine(engine_config, weights)
-    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    values = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * width
     try:
-        yield LoadedEngine(engine, config, values * getattr(torch, dtype).itemsize)
+        yield LoadedEngine(engine, config, _kv_token_bytes(config))
     finally:
         for sequence in engine.live_sequences():
             engine.abort(sequence.request_id)
@@ -163,6 +163,20 @@ def engine_of(
         if settings.device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
+
+
+def fitting_blocks(config: Mapping[str, Any], wanted: int, settings: Settings) -> int:
+    """Return the number of KV blocks of 16 tokens: those wanted, as far as they fit well."""
+    if settings.device.type == "cpu":
+        return wanted
+    free, _ = torch.cuda.mem_get_info(settings.device)
+    return min(wanted, int(_KV_SHARE * free) // (16 * _kv_token_bytes(config)))
+
+
+def _kv_token_bytes(config: Mapping[str, Any]) -> int:
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    values = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * width
+    return int(values * getattr(torch, config["dtype"]).itemsize)
 
 
 def request(

@@ -45,12 +45,16 @@ class Record:
     target: Target | None = None
     note: str = ""
     error: str = ""
+    #: Why it was not run.
+    skipped: str = ""
 
     @property
     def status(self) -> str:
-        """Say `failed`, `missed` (its target), `met`, or `measured` where there is no target."""
+        """Say `failed`, `skipped`, `missed` (its target), `met`, or `measured` without a target."""
         if self.error:
             return "failed"
+        if self.skipped:
+            return "skipped"
         if self.target is None:
             return "measured"
         return "met" if self.target.is_met(self.quantities) else "missed"

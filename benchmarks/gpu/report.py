@@ -34,12 +34,12 @@ class Report:
         }
 
     def take(self, section: Section, records: list[dict[str, Any]], seconds: float) -> None:
-        """Add a section's records."""
-        self._sections[section.module] = {
-            "title": section.title,
-            "seconds": round(seconds, 1),
-            "records": records,
-        }
+        """Add the records of a section, or of a part of it."""
+        held = self._sections.setdefault(
+            section.module, {"title": section.title, "seconds": 0.0, "records": []}
+        )
+        held["seconds"] = max(held["seconds"], round(seconds, 1))
+        held["records"] += records
 
     def note(self, text: str) -> None:
         """Add a remark on the whole run."""
@@ -104,8 +104,7 @@ class Report:
 
 def _result(record: dict[str, Any]) -> str:
     parts = [f"{name} {_quantity(q)}" for name, q in record["quantities"].items()]
-    if record["note"]:
-        parts.append(record["note"])
+    parts += filter(None, (record["note"], record["skipped"]))
     if record["error"]:
         parts.append(record["error"].strip().splitlines()[-1])
     return "; ".join(parts)

@@ -17,6 +17,20 @@ done
 export PYTHONPATH="$shim:$root/benchmarks${PYTHONPATH:+:$PYTHONPATH}"
 # The checkout itself must not be on the path: its inferq/ is only a part of the package.
 export PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+# The profiler keeps its hold on the device: starting it anew breaks captured graphs.
+export DISABLE_CUPTI_LAZY_REINIT=1 TEARDOWN_CUPTI=0
+# Kernels for CPUs would only be compiled for nothing.
+export INFERQ_NATIVE_KERNELS=off
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$shim/triton}"
-"${PYTHON:-python3}" -m gpu --out "${OUT:-benchmarks/results/gpu}" "$@"
+"${PYTHON:-python3}" -m gpu --out "${OUT:-benchmarks/results/gpu}" "$@" &
+child=$!
+# Told to stop, it still writes its results.
+trap 'kill -TERM "$child" 2>/dev/null || true' TERM INT
+status=0
+wait "$child" || status=$?
+while kill -0 "$child" 2>/dev/null; do
+  status=0
+  wait "$child" || status=$?
+done
+exit "$status"

@@ -1,28 +1,31 @@
-"""One section in a process of its own: `python -m gpu.section MODULE RECORDS [--smoke]`.
+"""One section, or a part of it, in a process of its own.
 
-It imports what it needs, waits for a line `{"seconds": …, "skip": [cases]}` on its standard input,
-and runs its cases. A case that raises is recorded with its traceback; if the device does not answer
-after it, the process ends with status 3 and the rest goes to a new one.
+`python -m gpu.section MODULE RECORDS [--part 0/1] [--smoke]` imports what it needs, waits for a
+line `{"seconds": …, "skip": [cases]}` on its standard input, and runs its cases. One that raises is
+recorded with its traceback; if the device does not answer after it, the process ends with status
+`EXIT_DEVICE_LOST`, and the rest goes to a new one.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
 
+from gpu.plan import EXIT_DEVICE_LOST
 from gpu.records import Record, Recorder
-
-EXIT_DEVICE_LOST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("module")
     parser.add_argument("records", type=Path)
+    parser.add_argument("--part", default="0/1", help="which of how many parts of the cases")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1)  # asked by who ends it: where does it hang?
     recorder = Recorder(options.records)
     try:
         module = importlib.import_module(f"gpu.{options.module}")
@@ -74,7 +79,9 @@ def main() -> int:
         if options.smoke:
             torch.set_num_threads(1)
         with torch.inference_mode():
-            return _run(module.cases(settings), set(order["skip"]), settings, recorder)
+            first, parts = map(int, options.part.split("/"))
+            cases = islice(module.cases(settings), first, None, parts)
+            return _run(cases, set(order["skip"]), settings, recorder)
     except Exception:  # noqa: BLE001 - reported
         recorder.add(Record("(section)", error=traceback.format_exc()))
         return 1
@@ -85,7 +92,7 @@ def _run(cases: Iterable[Case], skip: set[str], settings: Settings, recorder: Re
         if case.name in skip:
             continue
         if settings.seconds_left <= 0:
-            recorder.add(Record(case.name, error="not run: the section's time was used up"))
+            recorder.add(Record(case.name, skipped="the section's time was used up"))
             continue
         recorder.begin(case.name)
         try:

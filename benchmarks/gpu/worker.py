@@ -12,27 +12,28 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from gpu.plan import Section
+from gpu.plan import EXIT_DEVICE_LOST, Section
 from gpu.records import read_entries
-from gpu.section import EXIT_DEVICE_LOST
 
 #: Seconds between telling a section to end and ending it, and the most times it is started.
 _GRACE: Final = 5.0
 _MAX_STARTS: Final = 4
 _LOG_TAIL: Final = 4000
 _IMPORT: Final = 60.0
+_STACKS: Final = 0.3
 
 
 class SectionWorker:
-    """Runs one section until its cases are done or its time is up."""
+    """Runs one section, or a part of it, until its cases are done or its time is up."""
 
-    def __init__(self, section: Section, folder: Path, *, smoke: bool) -> None:
+    def __init__(self, section: Section, folder: Path, *, smoke: bool, part: int = 0) -> None:
         self.section = section
+        self._part = f"{part}/{section.parts}"
         #: How long it took; 0 until it has ended.
         self.seconds = 0.0
         self._smoke = smoke
-        self._path = folder / f"{section.module}.jsonl"
-        self._log = folder / f"{section.module}.log"
+        self._path = folder / f"{section.module}-{part}.jsonl"
+        self._log = folder / f"{section.module}-{part}.log"
         self._process: subprocess.Popen[str] | None = None
         self._starts = 0
         self._began = self._limit = self._last_sign = 0.0
@@ -51,6 +52,7 @@ class SectionWorker:
         self._starts += 1
         command = [sys.executable, "-m", "gpu.section", self.section.module, str(self._path)]
         environment = dict(os.environ)
+        command += ["--part", self._part]
         if self._smoke:
             command.append("--smoke")
             if self.section.interpreted:
@@ -84,9 +86,11 @@ class SectionWorker:
         if status is not None:
             return self._ended(status, now)
         if now >= self._limit:
+            self._ask_where()
             self._fail(f"ended after {now - self._began:.0f} s: the time was used up")
             return self._close(now)
         if (silent := now - self._last_sign) > self._patience():
+            self._ask_where()
             self._fail(f"hung: nothing for {silent:.0f} s")
             self.kill()
             return self._again(now)
@@ -143,6 +147,13 @@ class SectionWorker:
         self.seconds = now - self._began
         return False
 
+    def _ask_where(self) -> None:
+        """Let it write its stacks to the log."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGUSR1)
+                time.sleep(_STACKS)
+
     def _fail(self, reason: str) -> None:
         begun = [entry["begin"] for entry in read_entries(self._path) if "begin" in entry]
         log = self._log.read_text(errors="replace")[-_LOG_TAIL:] if self._log.is_file() else ""
@@ -152,6 +163,7 @@ class SectionWorker:
                 "quantities": {},
                 "target": None,
                 "note": "",
+                "skipped": "",
                 "error": f"the process {reason}\n{log}",
                 "status": "failed",
             }
