@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Final, Protocol
+
+import torch
+
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
 from inferq.worker.model.loader import WeightLoader, load_weights
 from inferq.worker.model.runner import load_runner
+
+_log = logging.getLogger(__name__)
+
+#: `max_prefill_delay_ms` on the CPU, where a prompt of 256 tokens takes half a second.
+CPU_PREFILL_DELAY_MS: Final = 150
 
 
 def load_engine(config: EngineConfig, load: WeightLoader = load_weights) -> Engine:
@@ -25,4 +35,29 @@ def load_engine(config: EngineConfig, load: WeightLoader = load_weights) -> Engi
         num_swap_blocks=runner.num_swap_blocks,
         speeds=runner.measure() if must_compare else None,
         launches_ahead=runner.launches_ahead,
+        max_prompt_tokens=max_prompt_tokens(config, runner),
     )
+
+
+class MeasuredRunner(Protocol):
+    """What the limit of prompt tokens depends on."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is computed."""
+
+    def prefill_speed(self) -> float:
+        """Return how many tokens of a prompt are computed per second."""
+
+
+def max_prompt_tokens(config: EngineConfig, runner: MeasuredRunner) -> int | None:
+    """Return how many prompt tokens `max_prefill_delay_ms` allows in a step with decodes."""
+    delay_ms = config.max_prefill_delay_ms
+    if delay_ms is None:
+        delay_ms = CPU_PREFILL_DELAY_MS if runner.device.type == "cpu" else 0
+    if delay_ms == 0:
+        return None
+    tokens = int(runner.prefill_speed() * delay_ms / 1000)
+    allowed = max(config.block_size, tokens // config.block_size * config.block_size)
+    _log.info("beside decodes, at most %d prompt tokens in a step (%d ms)", allowed, delay_ms)
+    return allowed

@@ -86,6 +86,13 @@ class EngineSettings(BaseSettings):
     long_prefill_token_threshold: int = Field(
         0, ge=0, le=_MAX_COUNT, description="Most tokens of one prompt in one step; 0: no limit."
     )
+    max_prefill_delay_ms: int | None = Field(
+        None,
+        ge=0,
+        le=_MAX_COUNT,
+        description="By how many ms prompts may delay the next tokens of running sequences in each "
+        "step; 0: no limit; default: 150 on the CPU, no limit on a GPU.",
+    )
     preemption_mode: Literal["auto", "recompute", "swap"] = Field(
         "auto",
         description="How a sequence gives way when blocks run out: compute it again later, move "

@@ -37,6 +37,8 @@ class EngineConfig:
     - `max_num_batched_tokens`: most tokens computed in one step.
     - `enable_prefix_caching`: reuse the KV blocks of equal prefixes.
     - `long_prefill_token_threshold`: most tokens of one prompt computed in one step; 0 is no limit.
+    - `max_prefill_delay_ms`: by how much prompts may delay the next tokens of running sequences in
+      each step; 0 is no limit, None is 150 on the CPU and no limit on CUDA.
     - `preemption_mode`: how a sequence gives way when blocks run out: `recompute` drops its blocks,
       `swap` moves them to host memory (recompute where that is full), `auto` does what costs less.
     - `swap_space`: host memory for swapped blocks, in GiB; None is 4 on CUDA and 0 on the CPU.
@@ -61,6 +63,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = 0
+    max_prefill_delay_ms: int | None = None
     preemption_mode: str = "auto"
     swap_space: float | None = None
     num_swap_blocks: int | None = None
@@ -96,6 +99,7 @@ class EngineConfig:
                 limit=self.max_num_seqs,
             )
         _check_count("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        _check_optional_count("max_prefill_delay_ms", self.max_prefill_delay_ms, 0)
         if self.preemption_mode not in PREEMPTION_MODES:
             _refuse("preemption_mode", self.preemption_mode, " or ".join(PREEMPTION_MODES))
         _check_optional_size("swap_space", self.swap_space)

@@ -102,6 +102,11 @@ class Draft:
         self._num_tokens[sequence] = num_tokens
         self.budget -= num_tokens
 
+    def limit_prompts(self, num_tokens: int) -> None:
+        """Let what is planned from now on be at most so many tokens, if anything is planned yet."""
+        if self._num_tokens:
+            self.budget = min(self.budget, num_tokens)
+
     def withdraw(self, sequence: Sequence) -> None:
         """Take a sequence that is losing its blocks out of the plan, if it is in."""
         self.budget += self._num_tokens.pop(sequence, 0)

@@ -77,6 +77,7 @@ class Engine:
         on_step: Callable[[StepPlan], None] | None = None,
         preemption_hook: PreemptionHook | None = None,
         launches_ahead: bool = False,
+        max_prompt_tokens: int | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -92,6 +93,7 @@ class Engine:
             HostPool(num_swap_blocks),
             speeds=speeds,
             preemption_hook=preemption_hook,
+            max_prompt_tokens=max_prompt_tokens,
         )
         self._collector = Collector(
             self._scheduler.residency, eos_token_ids=eos_token_ids, max_length=self._max_length

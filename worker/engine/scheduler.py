@@ -29,6 +29,9 @@ class Scheduler:
     by recompute, each is computed up to its last token but one before they step again, so that
     what they share is computed once and found in the prefix cache by the others.
 
+    At most `max_prompt_tokens` are computed in a step with others' single tokens, which wait for
+    all of it.
+
     `pool` must hold the longest sequence, and each search one more step; the caller ends those that
     would outgrow it.
     """
@@ -41,6 +44,7 @@ class Scheduler:
         *,
         speeds: RunnerSpeeds | None = None,
         preemption_hook: PreemptionHook | None = None,
+        max_prompt_tokens: int | None = None,
     ) -> None:
         self.residency = Residency(pool, host)
         self.preemption = Preemption(self.residency, config.preemption_mode, speeds)
@@ -52,6 +56,7 @@ class Scheduler:
         self._admission = Admission(self.residency, self.preemption, config.max_num_seqs)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        self._max_prompt_tokens = max_prompt_tokens or config.max_num_batched_tokens
         self._preemption_hook = preemption_hook
         self._draft = Draft(pool, 0)
 
@@ -66,7 +71,9 @@ class Scheduler:
         rejected: list[Rejection] = []
         if self._preemption_hook is not None:
             self.preemption.force(draft, self._preemption_hook(tuple(self._running)))
-        for sequence in self._schedule_decodes(draft):
+        longer = self._schedule_decodes(draft)
+        draft.limit_prompts(self._max_prompt_tokens)
+        for sequence in longer:
             self._admit(draft, rejected, outranked=sequence)
             self._schedule_longer(draft, sequence)
         self._admit(draft, rejected)

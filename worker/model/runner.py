@@ -165,12 +165,19 @@ class DecoderRunner:
             prompt_logprobs = self._prompt_logprobs(plan, step.asks.prompt, rows)
         return LaunchedStep(plan, step, sampling, prompt_logprobs)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is computed."""
+        return self._kv_cache.device
+
+    def prefill_speed(self) -> float:
+        """Measure how many tokens of a prompt are computed per second; before the first step."""
+        return prefill_speed(self._decoder, self._kv_cache, self._block_size, self._max_num_tokens)
+
     def measure(self) -> RunnerSpeeds:
         """Measure what preemption costs by either means; before the first step only."""
         return RunnerSpeeds(
-            prefill_tokens_per_s=prefill_speed(
-                self._decoder, self._kv_cache, self._block_size, self._max_num_tokens
-            ),
+            prefill_tokens_per_s=self.prefill_speed(),
             swap_bytes_per_s=self._mover.bytes_per_s(),
             block_bytes=self._kv_cache[0].numel() * self._kv_cache.element_size(),
         )

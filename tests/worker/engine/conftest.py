@@ -225,6 +225,7 @@ class Simulation:
         speeds: RunnerSpeeds | None = None,
         eos: frozenset[int] = frozenset({EOS}),
         launches_ahead: bool = False,
+        max_prompt_tokens: int | None = None,
         **options: object,
     ) -> None:
         self.config = EngineConfig(
@@ -251,6 +252,7 @@ class Simulation:
             on_step=self._check_plan,
             preemption_hook=self._preempt,
             launches_ahead=launches_ahead,
+            max_prompt_tokens=max_prompt_tokens,
         )
         self.has_failed = False
         self.plans: list[list[tuple[str, int]]] = []

@@ -157,6 +157,7 @@ def check_does_not_fit(sim, request, last):
     max_model_len=st.sampled_from([40, 200]),
     threshold=st.sampled_from([0, 0, 3]),
     mode=st.sampled_from(["auto", "recompute", "swap"]),
+    max_prompt_tokens=st.sampled_from([None, None, 2]),
 )
 def test_any_history_ends_in_the_undisturbed_answers(
     simulation,
@@ -170,6 +171,7 @@ def test_any_history_ends_in_the_undisturbed_answers(
     threshold,
     mode,
     launches_ahead,
+    max_prompt_tokens,
 ):
     sim = simulation(
         num_blocks,
@@ -182,6 +184,7 @@ def test_any_history_ends_in_the_undisturbed_answers(
         preemption_mode=mode,
         speeds=RunnerSpeeds(1000.0, 80_000.0, 100),  # swap pays for what fills its blocks
         launches_ahead=launches_ahead,
+        max_prompt_tokens=max_prompt_tokens,
     )
     check_all(sim, drive(sim, operations))
 

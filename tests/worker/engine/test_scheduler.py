@@ -291,3 +291,20 @@ def test_blocks_that_a_running_prompt_still_needs_are_not_given_to_others(simula
     assert sim.engine.stats().num_preemptions == 0
     assert not any("small" in dict(plan) for plan in sim.plans[:5])
     sim.check_answer("small")
+
+
+def test_prompts_beside_running_sequences_get_no_more_than_their_share(simulation):
+    sim = simulation(64, max_num_batched_tokens=64, max_prompt_tokens=5)
+    sim.add("first", [3] * 12, max_tokens=6, **NO_END)
+    sim.step()
+    sim.add("a", [4] * 8, max_tokens=2, **NO_END)
+    sim.add("b", [5] * 4, max_tokens=2, **NO_END)
+    sim.run()
+    assert sim.plans[:4] == [
+        [("first", 12)],  # delays nobody, so it is computed at once
+        [("first", 1), ("a", 5)],
+        [("first", 1), ("a", 3), ("b", 2)],
+        [("first", 1), ("a", 1), ("b", 2)],
+    ]
+    for name in sim.requests:
+        sim.check_answer(name)
