@@ -111,6 +111,7 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
         "quantization": options.quantization,
         "dtype": options.dtype,
         "max_num_batched_tokens": options.max_num_batched_tokens,
+        "max_prefill_delay_ms": options.max_prefill_delay_ms,
     }
     return {name: value for name, value in given.items() if value is not None}
 
@@ -126,6 +127,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quantization", help="as the engine's option")
     parser.add_argument("--dtype", help="as the engine's option")
     parser.add_argument("--max-num-batched-tokens", type=int, help="as the engine's option")
+    parser.add_argument("--max-prefill-delay-ms", type=int, help="as the engine's option")
     parser.add_argument("--max-model-len", type=int, default=1024, help="as the engine's option")
     parser.add_argument("--kv-cache-memory", type=int, default=2**30, help="bytes")
     parser.add_argument("--through-queue", action="store_true", help="also through the queue")
