@@ -119,16 +119,16 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def compile_decode(
-    head_dim: int, dtype: torch.dtype, capability: int, *, split: bool = True, **flags: Any
+    head_dim: int, dtype: torch.dtype, capability: int, *, group: int = 4, **flags: Any
 ) -> Any:
     constants = triton_decode.decode_constants(
         head_dim,
-        4,
+        group,
         16,
         dtype,
         window=flags.pop("window", False),
         soft_cap=flags.pop("soft_cap", False),
-        split=split,
+        split=flags.pop("split", True),
         tile=triton_decode.decode_tile(head_dim, dtype.itemsize, capability),
     )
     return compile_kernel(triton_decode._decode_kernel, dtype, constants, capability, **flags)
@@ -178,6 +178,16 @@ def test_prefill_uses_tensor_cores_and_wide_loads_and_spills_nothing(
     assert expected in compiled.asm["ptx"]
     assert_loads_16_bytes(compiled.asm["ptx"])
     assert keys_in_flight(compiled) >= 2
+
+
+@pytest.mark.parametrize("group", [1, 7])
+@pytest.mark.parametrize("compile_form", [compile_decode, compile_prefill])
+def test_other_numbers_of_heads_spill_nothing(compile_form, group):
+    assert_fits(compile_form(128, BF16, 90, group=group), 90)
+
+
+def test_decodes_that_are_not_split_spill_nothing():
+    assert_fits(compile_decode(128, BF16, 90, split=False), 90)
 
 
 @pytest.mark.parametrize(("capability", "head_dim"), WIDE_SHAPES)
