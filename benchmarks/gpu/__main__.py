@@ -68,6 +68,8 @@ def main() -> int:
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):  # once is enough: the results are written now
+        signal.signal(number, signal.SIG_IGN)
     raise _Stopped
 
 

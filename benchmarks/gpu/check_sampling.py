@@ -101,7 +101,7 @@ def sampling_parameters(kind: str, rows: int, settings: Settings) -> dict[str, T
 
 
 def _tokens(kind: str, settings: Settings) -> Record:
-    rows, vocab, padded = (4, 90, 96) if settings.smoke else (96, 128_256, 128_320)
+    rows, vocab, padded = (4, 90, 96) if settings.smoke else (48, 128_256, 128_320)
     logits = 3 * torch.randn(rows, padded, device=settings.device)
     logits = (logits * 16).round() / 16  # ties, as 16-bit logits have them
     parameters = sampling_parameters(kind, rows, settings)

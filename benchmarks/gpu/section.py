@@ -21,11 +21,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from gpu.plan import EXIT_DEVICE_LOST
 from gpu.records import Record, Recorder
+
+#: Of the host: many sections run at once.
+_THREADS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,7 @@ def main() -> int:
         device = torch.device("cpu" if options.smoke else "cuda:0")
         settings = Settings(device, options.smoke, time.monotonic() + order["seconds"])
         torch.manual_seed(0)
-        if options.smoke:
-            torch.set_num_threads(1)
+        torch.set_num_threads(1 if options.smoke else _THREADS)
         with torch.inference_mode():
             first, parts = map(int, options.part.split("/"))
             cases = islice(module.cases(settings), first, None, parts)

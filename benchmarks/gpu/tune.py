@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from gpu.check_tiles import decode_tunings, prefill_tunings
+from gpu.check_tiles import UNFIT, decode_tunings, prefill_tunings
 from gpu.decode_speed import Cache
 from gpu.decode_speed import measure as measure_decode
 from gpu.paged_case import LLAMA, Heads
@@ -28,18 +28,21 @@ def cases(settings: Settings) -> Iterable[Case]:
     prefills = {"prompt of 4096": [(0, 4096)], "4 of 512 after 8192": [(8192, 512)] * 4}
     if settings.smoke:
         decodes, prefills = {"tiny": [24]}, {"tiny prompt": [(0, 9)]}
+    left = len(decodes) + len(prefills)
     for name, lens in decodes.items():
 
         def decode(tuning: Tuning | None, lens: list[int] = lens) -> Record:
             return measure_decode("", lens, cache, settings, tuning=tuning)
 
-        yield _sweep(f"decode: {name}", decode, decode_tunings(settings), settings)
+        yield _sweep(f"decode: {name}", decode, decode_tunings(settings), settings, left)
+        left -= 1
     for name, sequences in prefills.items():
 
         def prefill(tuning: Tuning | None, sequences: list[tuple[int, int]] = sequences) -> Record:
             return measure_prefill("", sequences, heads, rates, settings, tuning=tuning)
 
-        yield _sweep(f"prefill: {name}", prefill, prefill_tunings(settings), settings)
+        yield _sweep(f"prefill: {name}", prefill, prefill_tunings(settings), settings, left)
+        left -= 1
 
 
 def _sweep(
@@ -47,20 +50,20 @@ def _sweep(
     measure: Callable[[Tuning | None], Record],
     tunings: Mapping[str, Tuning],
     settings: Settings,
+    sweeps_left: int,
 ) -> Case:
     """Make the case that tries all and names the best beside the tables' choice."""
 
     def run() -> Iterator[Record]:
-        from triton.runtime.errors import OutOfResources
-
+        reserved = settings.seconds_left * (1 - 1 / sweeps_left)
         chosen = _microseconds(measure(None))
         found: dict[str, float] = {}
         for label, tuning in tunings.items():
-            if settings.seconds_left <= 0:
+            if settings.seconds_left <= reserved:
                 break
             try:
                 found[label] = _microseconds(measure(tuning))
-            except OutOfResources:  # the section check_tiles says so
+            except UNFIT:  # the section check_tiles says so
                 continue
         best = sorted(found, key=found.__getitem__)[:_BEST]
         yield Record(
