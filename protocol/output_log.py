@@ -70,11 +70,14 @@ class OutputLog:
 class JobLog:
     """The outputs of one job, and in which order their tokens are published.
 
-    Kept whole until the job ends: a server that lost its tail is sent the rest again, in the order
-    of the first time, since its offset may lie anywhere in it.
+    The next token is always that of the output with the fewest published, the lowest index first;
+    those that have ended are passed by, and those that are ahead wait. So a total stands for the
+    same tokens whichever worker counts, and whenever: one that goes on behind a server's lost tail
+    sends what readers saw before, in the same order. Kept whole until the job ends, for the same
+    reason.
     """
 
-    __slots__ = ("_num_ordered", "_order", "closing", "outputs", "prompt_logprobs")
+    __slots__ = ("_is_closed", "_order", "_published", "closing", "outputs", "prompt_logprobs")
 
     def __init__(self, num_outputs: int = 1) -> None:
         self.outputs = [OutputLog() for _ in range(num_outputs)]
@@ -82,13 +85,16 @@ class JobLog:
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         #: The output whose end is the job's: it has the terminal event if no tokens are left.
         self.closing = 0
-        #: The output that each published token belongs to, then of those still to be published.
+        #: The output that each token belongs to whose turn has come.
         self._order = bytearray()
-        self._num_ordered = 0
+        #: How many of those each output has.
+        self._published = [0] * num_outputs
+        self._is_closed = False
 
     @property
     def total(self) -> int:
-        """Tokens of all outputs."""
+        """Tokens whose turn has come; all, once the outputs have ended or the log is closed."""
+        self._take_turns()
         return len(self._order)
 
     @property
@@ -105,7 +111,10 @@ class JobLog:
         output.token_ids.append(token_id)
         output.texts.append(text)
         output.logprobs.append(logprob)
-        self._order.append(index)
+
+    def close(self) -> None:
+        """Take it that no output gets any more tokens: the job ends early."""
+        self._is_closed = True
 
     def replay(self, event: Event) -> None:
         """Add a published event, which must follow those added before it.
@@ -130,15 +139,18 @@ class JobLog:
         output.cumulative_logprob = event.cumulative_logprob
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
-        self._num_ordered = len(self._order)
+        # Whoever published it, in whatever order: what is published is.
+        self._order.extend([event.index] * len(event.token_ids))
+        self._published[event.index] += len(event.token_ids)
 
     def best(self, indexes: Sequence[int]) -> JobLog:
         """Return a log of these outputs alone, numbered anew in this order."""
-        chosen = JobLog(0)
+        chosen = JobLog(len(indexes))
         chosen.outputs = [self.outputs[index] for index in indexes]
         chosen.prompt_logprobs = self.prompt_logprobs
         for index, output in enumerate(chosen.outputs):
             chosen._order.extend([index] * len(output.token_ids))
+            chosen._published[index] = len(output.token_ids)
         chosen.closing = max(len(indexes) - 1, 0)
         return chosen
 
@@ -161,16 +173,16 @@ class JobLog:
         return events
 
     def _token_events(self, after: int) -> Iterator[tuple[int, Event]]:
-        self._fix_order()
+        self._take_turns()
         unsent = self._order[after:]
         if len(unsent) == 1:  # at every step of almost every job
-            output = self.outputs[unsent[0]]
-            offset = len(output.token_ids) - 1
-            yield after + 1, self._with_prompt(output.event(unsent[0], offset, offset + 1))
+            [index] = unsent
+            offset = self._published[index] - 1
+            yield after + 1, self._with_prompt(self.outputs[index].event(index, offset, offset + 1))
             return
         total = len(self._order) - len(unsent)
         offsets = [
-            len(output.token_ids) - unsent.count(index) for index, output in enumerate(self.outputs)
+            published - unsent.count(index) for index, published in enumerate(self._published)
         ]
         for index, run in groupby(unsent):
             output = self.outputs[index]
@@ -190,11 +202,30 @@ class JobLog:
             return replace(event, prompt_logprobs=self.prompt_logprobs)
         return event
 
-    def _fix_order(self) -> None:
-        """Bring together, by output, the tokens that were never sent; from now on they stay so."""
-        if len(self.outputs) > 1:
-            self._order[self._num_ordered :] = sorted(self._order[self._num_ordered :])
-        self._num_ordered = len(self._order)
+    def _take_turns(self) -> None:
+        """Add the tokens whose turn has come to the order."""
+        if len(self.outputs) == 1:
+            arrived = len(self.outputs[0].token_ids)
+            self._order.extend(bytes(arrived - self._published[0]))
+            self._published[0] = arrived
+            return
+        while (index := self._next_output()) is not None:
+            self._order.append(index)
+            self._published[index] += 1
+
+    def _next_output(self) -> int | None:
+        """Return whose turn it is; None if that output's next token is not there yet."""
+        published = self._published
+        going_on = [
+            index
+            for index, output in enumerate(self.outputs)
+            if published[index] < len(output.token_ids)
+            or not (output.is_finished or self._is_closed)
+        ]
+        index = min(going_on, key=lambda index: (published[index], index), default=None)
+        if index is None or published[index] == len(self.outputs[index].token_ids):
+            return None
+        return index
 
     @staticmethod
     def _num_fitting(output: OutputLog, start: int, most: int) -> int:

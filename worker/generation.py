@@ -69,6 +69,7 @@ class Generation:
 
         The first output that had not ended closes the job, with the text held back from it.
         """
+        self.log.close()
         for index, output in enumerate(self.log.outputs):
             if not output.is_finished:
                 output.tail = self._texts[index].finish()

@@ -34,16 +34,48 @@ def shape(events: list[tuple[int, Event]]) -> list[tuple[int, int, int, tuple[in
     return [(total, e.index, e.offset, e.token_ids) for total, e in events]
 
 
-def test_new_tokens_are_grouped_by_output_and_their_totals_are_contiguous() -> None:
+def test_outputs_take_turns_token_by_token_and_those_ahead_wait() -> None:
     log = JobLog(3)
-    fill(log, (0, 1), (1, 2), (2, 3), (0, 4), (2, 5))
-    assert shape(log.events(0, None)) == [
-        (2, 0, 0, (1, 4)),
-        (3, 1, 0, (2,)),
-        (5, 2, 0, (3, 5)),
+    fill(log, (0, 1), (2, 3), (0, 4), (2, 5))
+    assert shape(log.events(0, None)) == [(1, 0, 0, (1,))]
+    fill(log, (1, 2))
+    assert shape(log.events(1, None)) == [
+        (2, 1, 0, (2,)),
+        (3, 2, 0, (3,)),
+        (4, 0, 1, (4,)),
     ]
-    fill(log, (2, 6), (0, 7))
-    assert shape(log.events(5, None)) == [(6, 0, 2, (7,)), (7, 2, 2, (6,))]
+    assert log.total == 4
+
+
+def test_an_output_that_has_ended_is_passed_by() -> None:
+    log = JobLog(3)
+    fill(log, (0, 1), (1, 2), (2, 3), (2, 4), (2, 5))
+    finish(log, 0)
+    assert log.total == 3
+    finish(log, 1)
+    assert shape(log.events(2, None)) == [(5, 2, 0, (3, 4, 5))]
+
+
+def test_the_order_does_not_depend_on_when_tokens_came() -> None:
+    """Nor on who counts: a worker that took over has other steps than the one before."""
+    tokens = [(0, 1), (0, 2), (1, 3), (1, 4), (1, 5), (0, 6)]
+    orders = []
+    for arrival in (tokens, tokens[2:5] + tokens[:2] + tokens[5:], tokens[:1] + tokens[2:]):
+        log = JobLog(2)
+        for index, token_id in arrival:
+            fill(log, (index, token_id))
+            log.events(0, None)
+        orders.append([(e.index, t) for _, e in log.events(0, None) for t in e.token_ids])
+    assert orders[0] == orders[1] == [(0, 1), (1, 3), (0, 2), (1, 4), (0, 6), (1, 5)]
+    assert orders[2][:2] == orders[0][:2]
+
+
+def test_a_job_that_ends_early_publishes_what_its_outputs_have() -> None:
+    log = JobLog(2)
+    fill(log, (1, 1), (1, 2))
+    assert log.events(0, None) == []
+    log.close()
+    assert shape(log.events(0, None)) == [(2, 1, 0, (1, 2))]
 
 
 def test_what_was_sent_once_keeps_its_order_when_its_reply_was_lost() -> None:
@@ -82,6 +114,7 @@ def test_an_end_that_comes_without_tokens_is_the_terminal_events() -> None:
     log.events(0, None)
     log.outputs[1].tail = "held"
     finish(log, 1, FinishReason.CANCELLED)
+    log.close()
     [(total, event)] = log.events(3, END)
     assert (total, event.index, event.offset, event.token_ids) == (3, 1, 1, ())
     assert (event.text, event.finish_reason) == ("held", FinishReason.CANCELLED)
@@ -93,6 +126,7 @@ def test_an_early_end_with_unsent_tokens_of_other_outputs_still_closes_its_own()
     log.events(0, None)
     fill(log, (1, 3))
     finish(log, 0, FinishReason.CANCELLED)
+    log.close()
     assert [(t, e.index, e.token_ids, e.terminal) for t, e in log.events(2, END)] == [
         (3, 1, (3,), None),
         (3, 0, (), END),
@@ -109,7 +143,7 @@ def test_prompt_logprobs_travel_once_with_output_0s_first_token() -> None:
     log.prompt_logprobs = (None, TokenLogprob(-0.5, ((7, -0.5),)))
     fill(log, (1, 1), (0, 2), (0, 3))
     events = [event for _, event in log.events(0, None)]
-    assert [e.prompt_logprobs is not None for e in events] == [True, False]
+    assert [e.prompt_logprobs is not None for e in events] == [True, False, False]
     assert all(e.prompt_logprobs is None for _, e in log.events(1, None))
     copy = JobLog(2)
     for event in events:
@@ -185,6 +219,7 @@ def test_however_a_job_was_published_any_total_resumes_it_and_a_replay_goes_on(
                 lost = data.draw(st.sampled_from([0, *stream]), label="server's offset")
                 stream = {total: e for total, e in stream.items() if total <= lost}
                 stream |= dict(log.events(lost, None))
+        log.close()
         events = [*stream.items(), *log.events(max(stream, default=0), END)]
     check_every_resumption(log, events)
     check_replay(log, events, data.draw(st.sampled_from([0, *stream]), label="taken over at"))
