@@ -47,17 +47,19 @@ def main() -> int:
             for section in sections
             for part in range(section.parts)
         ]
+        waiting = set(workers)
         try:
             for stage in _run(workers, end):
                 for worker in stage:
+                    waiting.discard(worker)
                     report.take(worker.section, worker.records(), worker.seconds)
                 for section in dict.fromkeys(worker.section for worker in stage):
                     print(report.summary(section), flush=True)
                 report.write()
         except _Stopped:
             for worker in workers:
-                if worker.is_started and worker.seconds == 0.0:
-                    report.take(worker.section, worker.records(), 0.0)
+                if worker.is_started and worker in waiting:
+                    report.take(worker.section, worker.records(), worker.seconds)
             report.note("stopped from outside")
         finally:
             for worker in workers:
