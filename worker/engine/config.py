@@ -11,6 +11,7 @@ from inferq.protocol.params import MAX_SEED
 
 DTYPES: Final = ("auto", "float32", "float16", "bfloat16")
 GENERATION_CONFIGS: Final = ("auto", "none")
+QUANTIZATIONS: Final = ("int8",)
 PREEMPTION_MODES: Final = ("auto", "recompute", "swap")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 _MAX_COUNT: Final = 2**31 - 1
@@ -27,6 +28,8 @@ class EngineConfig:
     - `generation_config`: `auto` takes sampling parameters that a request leaves out from the
       model's generation_config.json, `none` does not.
     - `dtype`: of weights and KV cache; `auto` takes the model's own where the device is fast at it.
+    - `quantization`: `int8` rounds weights to 8 bits when they are loaded, and activations when
+      they are multiplied (CPU only); None computes in `dtype` throughout.
     - `device`: `auto`, `cpu`, `cuda` or `cuda:<index>`.
     - `block_size`: tokens in one KV block, a power of two.
     - `max_model_len`: longest prompt and output together, in tokens; None takes the model's.
@@ -53,6 +56,7 @@ class EngineConfig:
     revision: str | None = None
     generation_config: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     device: str = "auto"
     block_size: int = 16
     max_model_len: int | None = None
@@ -76,10 +80,10 @@ class EngineConfig:
             raise InvalidRequestError("must be a local folder or a hub id", field="model")
         if self.revision is not None and (not isinstance(self.revision, str) or not self.revision):
             _refuse("revision", self.revision, "a branch, tag or commit of a hub id")
-        if self.generation_config not in GENERATION_CONFIGS:
-            _refuse("generation_config", self.generation_config, " or ".join(GENERATION_CONFIGS))
-        if self.dtype not in DTYPES:
-            _refuse("dtype", self.dtype, " or ".join(DTYPES))
+        _check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
+        _check_choice("dtype", self.dtype, DTYPES)
+        if self.quantization is not None:
+            _check_choice("quantization", self.quantization, QUANTIZATIONS)
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             _refuse("device", self.device, "auto, cpu, cuda or cuda:<index>")
         _check_count("block_size", self.block_size, 1, 256)
@@ -100,8 +104,7 @@ class EngineConfig:
             )
         _check_count("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         _check_optional_count("max_prefill_delay_ms", self.max_prefill_delay_ms, 0)
-        if self.preemption_mode not in PREEMPTION_MODES:
-            _refuse("preemption_mode", self.preemption_mode, " or ".join(PREEMPTION_MODES))
+        _check_choice("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
         _check_optional_size("swap_space", self.swap_space)
         _check_optional_count("num_swap_blocks", self.num_swap_blocks, 0)
         for name in ("enable_prefix_caching", "enforce_eager"):
@@ -114,6 +117,11 @@ class EngineConfig:
 
 def _refuse(field: str, value: object, limit: str) -> None:
     raise InvalidRequestError(f"must be {limit}, not {value!r}", field=field, limit=limit)
+
+
+def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        _refuse(field, value, " or ".join(choices))
 
 
 def _check_optional_count(field: str, value: object, low: int, high: int = _MAX_COUNT) -> None:

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import embedding, linear
+
+from inferq.kernels.huge_pages import HugePages
+from inferq.kernels.matmul import ReadableWeight, Weight, pack_float
+from inferq.kernels.matmul_int8 import pack_int8
+from inferq.protocol.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class LinearMethod:
+    """How a model's weights are packed: each by itself, into memory that they share."""
+
+    quantization: str | None = None
+    memory: HugePages = field(default_factory=HugePages)
+
+    def pack(self, weight: Tensor) -> Weight:
+        """Return the fastest form of a plain weight [outputs, inputs]."""
+        if self.quantization == "int8":
+            return pack_int8(weight, self.memory)
+        return pack_float(weight, self.memory)
 
 
 class Linear:
     """y = x · weightᵀ + bias, weight [outputs, inputs].
 
-    The loader fills `weight` and `bias` through views; `pack` then fixes the layout.
+    The loader fills `weight` and `bias` through views; `pack` then fixes the layout and lets
+    `weight` go.
     """
 
     def __init__(
@@ -24,31 +46,42 @@ class Linear:
     ) -> None:
         self.weight = torch.empty(outputs, inputs, dtype=dtype, device=device)
         self.bias = torch.empty(outputs, dtype=dtype, device=device) if bias else None
-        self._is_packed = False
+        self._packed: Weight | None = None
 
-    def pack(self) -> None:
-        """Let oneDNN lay the weight out in its tiles, where that runs: float32 on the CPU.
-
-        Reordered once rather than on every call: 1.4 to 2.4 times as fast for up to 128 rows.
-        The plain weight is released.
-        """
-        if not self._is_packed and _can_pack(self.weight):
-            reorder = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 - torch.compile's own
-            self.weight = reorder(self.weight)
-            self._is_packed = True
+    def pack(self, method: LinearMethod) -> None:
+        """Fix the weight's form; the plain weight is released, and packing again does nothing."""
+        if self._packed is None:
+            self._packed = method.pack(self.weight)
+            del self.weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply x [T, inputs]; returns [T, outputs]."""
-        if self._is_packed and x.shape[0]:
-            multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - torch.compile's own
-            product: Tensor = multiply(x, self.weight, self.bias, "none", [], "")
-            return product
-        if self._is_packed:
-            return x.new_empty(0, self.weight.shape[0])
-        return linear(x, self.weight, self.bias)
+        if self._packed is None:
+            return linear(x, self.weight, self.bias)
+        return self._packed.multiply(x, self.bias)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether `rows` can be called: some packed forms hide them."""
+        return self._packed is None or isinstance(self._packed, ReadableWeight)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return the weight's rows [T, inputs] at indices [T]."""
+        if self._packed is None:
+            return embedding(indices, self.weight)
+        if isinstance(self._packed, ReadableWeight):
+            return self._packed.rows(indices)
+        raise RuntimeError("the rows of this form cannot be read")
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weight in its present form."""
+        return self.weight.nbytes if self._packed is None else self._packed.nbytes
 
 
-def _can_pack(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
-        return False
-    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+def check_quantization(quantization: str | None, device: torch.device) -> None:
+    """Raise `ModelError` where a plain model cannot be quantized so on this device."""
+    if quantization is not None and device.type != "cpu":
+        raise ModelError(
+            f"{quantization} runs on the CPU only, and the device is {device}", field="quantization"
+        )

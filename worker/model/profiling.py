@@ -32,7 +32,7 @@ def cuda_budget(config: EngineConfig, decoder: Decoder, shape: KVCacheShape) -> 
     """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
-    device = decoder.embedding.device
+    device = decoder.device
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     weights = torch.cuda.memory_allocated(device)
@@ -60,7 +60,7 @@ def prefill_speed(
 
     Nothing is written to the cache, whose first block is read.
     """
-    device = decoder.embedding.device
+    device = decoder.device
     most = _CUDA_PROMPT if device.type == "cuda" else _CPU_PROMPT
     count = min(most, max_num_tokens, decoder.max_positions)
     batch = _unwritten_prompts([count], block_size, device)
@@ -78,7 +78,7 @@ def prefill_speed(
 @torch.inference_mode()
 def _profile(config: EngineConfig, decoder: Decoder, shape: KVCacheShape) -> None:
     """Run one step as large as a plan may be: unwritten prompts that all sample."""
-    device = decoder.embedding.device
+    device = decoder.device
     count, seqs = config.max_num_batched_tokens, config.max_num_seqs
     lens = [count // seqs + (index < count % seqs) for index in range(seqs)]
     lens.sort()

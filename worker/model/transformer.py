@@ -20,7 +20,7 @@ from inferq.kernels.activation import gelu_and_mul, silu_and_mul
 from inferq.kernels.attention import AttentionBatch, AttentionOps, AttentionPlan
 from inferq.kernels.rotary import rotary
 from inferq.worker.model.config import ModelConfig
-from inferq.worker.model.linear import Linear
+from inferq.worker.model.linear import Linear, LinearMethod
 from inferq.worker.model.loader import WeightGroup
 from inferq.worker.model.norm import Norm
 from inferq.worker.model.rope import RotaryTable
@@ -202,10 +202,10 @@ class DecoderLayer:
             for name, bias in zip(names, torch.split(linear.bias, list(sizes)), strict=True):
                 yield f"{name}.bias", bias
 
-    def pack(self) -> None:
-        """Fix the weights' layout after loading."""
+    def pack(self, method: LinearMethod) -> None:
+        """Fix the weights' form after loading."""
         for linear in self.linears:
-            linear.pack()
+            linear.pack(method)
         for _, norm in self.norms:
             if norm is not None:
                 norm.pack()
@@ -222,10 +222,14 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         attention: AttentionOps,
+        quantization: str | None = None,
     ) -> None:
         self.config = config
         self.max_positions = max_positions
-        self.embedding = torch.empty(
+        self.device = device
+        self._method = LinearMethod(quantization)
+        #: None once it is tied to a packed head whose rows can be read.
+        self.embedding: Tensor | None = torch.empty(
             config.vocab_size, config.hidden_size, dtype=dtype, device=device
         )
         #: What embeddings are multiplied with, rounded to their dtype as it was in training.
@@ -292,7 +296,10 @@ class Decoder:
         return logits
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        embedded = embedding(token_ids, self.embedding)
+        if self.embedding is None:
+            embedded = self.head.rows(token_ids)
+        else:
+            embedded = embedding(token_ids, self.embedding)
         if self._embedding_scale is not None:
             embedded *= self._embedding_scale
         if self._positions is not None:
@@ -324,14 +331,16 @@ class Decoder:
             WeightGroup(self._head_targets, self._pack_head),
         ]
         groups += [
-            WeightGroup(partial(self._layer_targets, index), layer.pack)
+            WeightGroup(partial(self._layer_targets, index), partial(layer.pack, self._method))
             for index, layer in enumerate(self.layers)
         ]
         return groups
 
     def _embedding_targets(self) -> dict[str, Tensor]:
         names = self.config.family.names
-        targets = {f"{names.model}{names.embedding}.weight": self.embedding}
+        targets = {}
+        if self.embedding is not None:
+            targets[f"{names.model}{names.embedding}.weight"] = self.embedding
         if self._positions is not None:
             targets[f"{names.model}{names.positions}.weight"] = self._positions
         return targets
@@ -350,7 +359,9 @@ class Decoder:
 
     def _pack_head(self) -> None:
         self.final_norm.pack()
-        self.head.pack()
+        self.head.pack(self._method)
+        if self.config.tie_word_embeddings and self.head.has_rows:
+            self.embedding = None
 
     def rename(self, name: str) -> str | None:
         """Return the target of a checkpoint's tensor, or None for one that is not used.
