@@ -14,6 +14,7 @@ from inferq.protocol.errors import (
     JobExpired,
     JobFailed,
     JobNotFound,
+    ResultTimeout,
     ServerLost,
     StreamExpired,
 )
@@ -76,6 +77,8 @@ async def follow(client: AsyncClient, job_id: str, seen: Seen, *, give_up_s: flo
             seen.end = type(error).__name__
             if isinstance(error, JobFailed):
                 seen.end = f"error: {error.info.code}"
+        except ResultTimeout:
+            seen.end = "none"
         seen.ended_at = time.monotonic()
 
 

@@ -277,7 +277,10 @@ class Soak:
                     if not held and load.prompt_tokens == load.budget_tokens == 0:
                         return []
                 await asyncio.sleep(0.5)
-        return [f"not calm after {CALM_S:g} s: {overview.load}, workers {workers}"]
+            stuck = [entry.job_id for entry in self.entries if entry.live.end == "none"]
+        async with AsyncClient(self.server.url, self.queue) as client:
+            states = [str(await client.status(job_id)) for job_id in stuck]
+        return [f"not calm after {CALM_S:g} s: {overview}, workers {workers}, {states}"]
 
     async def _check_dead_letters(self) -> list[str]:
         poison = {entry.job_id for entry in self.entries if entry.is_poison}
