@@ -15,8 +15,8 @@ def ineffective_options(
 ) -> Iterator[str]:
     """Yield a sentence for each option that was given and changes nothing."""
     given = {f.name for f in fields(config) if getattr(config, f.name) != f.default}
-    if "enforce_eager" in given:
-        yield "enforce_eager has no effect: there are no CUDA graphs to do without"
+    if "enforce_eager" in given and device.type == "cpu":
+        yield "enforce_eager has no effect on the CPU: there are no CUDA graphs to do without"
     if "num_kv_blocks" in given:
         for name in sorted(given & {"kv_cache_memory", "gpu_memory_utilization"}):
             yield f"{name} has no effect: num_kv_blocks sizes the KV cache"

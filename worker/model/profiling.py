@@ -13,22 +13,31 @@ from torch import Tensor
 from inferq.kernels.attention import AttentionBatch
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.sampler import Sampler, SamplingBatch
+from inferq.worker.model.causal_model import CausalModel
+from inferq.worker.model.cuda_graphs import (
+    DecodeGraphs,
+    UnrecordedGraphs,
+    graph_sizes,
+    uses_graphs,
+)
+from inferq.worker.model.device_rows import DeviceRows
 from inferq.worker.model.kv_cache import KVCacheShape
 from inferq.worker.model.memory import format_bytes
-from inferq.worker.model.transformer import Decoder
 
 _log = logging.getLogger(__name__)
 
 #: Tokens of the prompt by which the speed of prefill is measured.
 _CUDA_PROMPT: Final = 2048
 _CPU_PROMPT: Final = 256
+#: What the driver keeps for one captured graph, beside the memory of its tensors. Not measured yet.
+_GRAPH_BYTES: Final = 4 * 2**20
 
 
-def cuda_budget(config: EngineConfig, decoder: Decoder, shape: KVCacheShape) -> int:
+def cuda_budget(config: EngineConfig, decoder: CausalModel, shape: KVCacheShape) -> int:
     """Return the bytes left for the cache: `kv_cache_memory`, or measured by a full-size step.
 
-    The step's activations are part of what `gpu_memory_utilization` may take, as is whatever else
-    runs on the GPU.
+    The step's activations are part of what `gpu_memory_utilization` may take, as are the CUDA
+    graphs and whatever else runs on the GPU.
     """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
@@ -38,23 +47,25 @@ def cuda_budget(config: EngineConfig, decoder: Decoder, shape: KVCacheShape) -> 
     weights = torch.cuda.memory_allocated(device)
     _profile(config, decoder, shape)
     activations = torch.cuda.max_memory_allocated(device) - weights
+    graphs = _graphs_bytes(config, decoder, shape) if uses_graphs(config, decoder) else 0
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     allowed = int(total * config.gpu_memory_utilization) - (total - free)
     _log.info(
-        "%s: %s of %s free, weights %s, activations at most %s",
+        "%s: %s of %s free, weights %s, activations at most %s, CUDA graphs at most %s",
         device,
         format_bytes(free),
         format_bytes(total),
         format_bytes(weights),
         format_bytes(activations),
+        format_bytes(graphs),
     )
-    return max(0, allowed - activations)
+    return max(0, allowed - activations - graphs)
 
 
 @torch.inference_mode()
 def prefill_speed(
-    decoder: Decoder, kv_cache: Tensor, block_size: int, max_num_tokens: int
+    decoder: CausalModel, kv_cache: Tensor, block_size: int, max_num_tokens: int
 ) -> float:
     """Measure tokens per second of a prompt that is computed in one step; takes about a second.
 
@@ -76,7 +87,7 @@ def prefill_speed(
 
 
 @torch.inference_mode()
-def _profile(config: EngineConfig, decoder: Decoder, shape: KVCacheShape) -> None:
+def _profile(config: EngineConfig, decoder: CausalModel, shape: KVCacheShape) -> None:
     """Run one step as large as a plan may be: unwritten prompts that all sample."""
     device = decoder.device
     count, seqs = config.max_num_batched_tokens, config.max_num_seqs
@@ -87,6 +98,27 @@ def _profile(config: EngineConfig, decoder: Decoder, shape: KVCacheShape) -> Non
     rows = torch.tensor(lens).cumsum(0).to(device) - 1
     logits = decoder.forward(tokens, tokens, batch, shape.allocate(1, device), rows)
     Sampler(decoder.config.vocab_size).sample(logits, _plain_sampling(seqs))
+
+
+def _graphs_bytes(config: EngineConfig, decoder: CausalModel, shape: KVCacheShape) -> int:
+    """Measure what the largest captured step takes: all graphs share its memory."""
+    device = decoder.device
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    sizes = graph_sizes(config.max_num_seqs)
+    max_blocks = shape.blocks_for(decoder.max_positions)
+    DecodeGraphs(
+        decoder,
+        shape.allocate(1, device),
+        DeviceRows(config.max_num_seqs, max_blocks, device),
+        torch.zeros(sizes[-1], dtype=torch.int64, device=device),
+        UnrecordedGraphs(),
+        sizes=sizes[-1:],
+        max_model_len=decoder.max_positions,
+        vocab_size=decoder.config.vocab_size,
+    )
+    peak = torch.cuda.max_memory_allocated(device) - before
+    return peak + _GRAPH_BYTES * len(sizes)
 
 
 def _unwritten_prompts(lens: list[int], block_size: int, device: torch.device) -> AttentionBatch:

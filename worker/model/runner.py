@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from inferq.kernels.attention import attention_ops
 from inferq.protocol.errors import ModelError
 from inferq.protocol.messages import TokenLogprob
 from inferq.worker.engine.config import EngineConfig
@@ -24,16 +23,30 @@ from inferq.worker.engine.sampler import Sampler, Sampling
 from inferq.worker.engine.sequence import Sequence
 from inferq.worker.model.asked import PromptRows
 from inferq.worker.model.block_moves import BlockMover
-from inferq.worker.model.config import ModelConfig
+from inferq.worker.model.causal_model import CausalModel, ModelShape
+from inferq.worker.model.cuda_graphs import (
+    CudaGraphs,
+    DecodeGraphs,
+    GraphBackend,
+    graph_sizes,
+    uses_graphs,
+)
+from inferq.worker.model.device_rows import DeviceRows
 from inferq.worker.model.hub import find_model_folder
 from inferq.worker.model.ineffective import ineffective_options
 from inferq.worker.model.kv_cache import KVCacheShape, cpu_budget, pool_size, swap_pool_size
+from inferq.worker.model.linear import check_quantization
 from inferq.worker.model.loader import WeightLoader, load_weights
 from inferq.worker.model.memory import free_memory
+from inferq.worker.model.model_loading import load_model, read_model_config
 from inferq.worker.model.profiling import cuda_budget, prefill_speed
-from inferq.worker.model.step_inputs import StepInputBuilder, StepInputs
+from inferq.worker.model.step_inputs import (
+    DecodeInputs,
+    StepInputBuilder,
+    StepInputs,
+    StepSamples,
+)
 from inferq.worker.model.step_results import step_results
-from inferq.worker.model.transformer import Decoder
 from inferq.worker.model.vocabulary import ModelVocabulary, tokenizer_vocab_size
 
 _log = logging.getLogger(__name__)
@@ -44,7 +57,7 @@ class LaunchedStep:
     """A step whose work the device has been given."""
 
     plan: StepPlan
-    step: StepInputs | None
+    step: StepSamples | None
     sampling: Sampling | None = None
     prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
 
@@ -75,7 +88,7 @@ class DecoderRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: CausalModel,
         kv_cache: Tensor,
         swap_space: Tensor,
         config: EngineConfig,
@@ -84,6 +97,7 @@ class DecoderRunner:
         max_model_len: int,
         vocab_size: int,
         launches_ahead: bool = False,
+        graphs: GraphBackend | None = None,
     ) -> None:
         self.config = decoder.config
         #: Where the model was read from; its tokenizer lies there too.
@@ -106,7 +120,22 @@ class DecoderRunner:
         if launches_ahead and kv_cache.device.type == "cpu":
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
         #: The tokens that the latest step sampled, on the device.
-        self._sampled = torch.zeros(0, dtype=torch.int64, device=kv_cache.device)
+        self._sampled = torch.zeros(
+            graph_sizes(config.max_num_seqs)[-1], dtype=torch.int64, device=kv_cache.device
+        )
+        self._graphs = None
+        if graphs is not None:
+            max_blocks = -(-max_model_len // config.block_size)
+            self._graphs = DecodeGraphs(
+                decoder,
+                kv_cache,
+                DeviceRows(config.max_num_seqs, max_blocks, kv_cache.device),
+                self._sampled,
+                graphs,
+                sizes=graph_sizes(config.max_num_seqs),
+                max_model_len=max_model_len,
+                vocab_size=vocab_size,
+            )
         self._sampler = Sampler(vocab_size)
         self._editor = LogitsEditor(ModelVocabulary(folder), vocab_size, self.eos_token_ids)
         self._inputs = StepInputBuilder(
@@ -135,20 +164,40 @@ class DecoderRunner:
             return self._begin(plan, step)
         return ThreadStep(self._thread.submit(lambda: self._begin(plan, step).results()))
 
-    def _build(self, plan: StepPlan) -> StepInputs | None:
-        if plan.scheduled:
-            return self._inputs.build(plan)
-        self._inputs.forget()
-        return None
+    def _build(self, plan: StepPlan) -> StepInputs | DecodeInputs | None:
+        if not plan.scheduled:
+            self._inputs.forget()
+            return None
+        count = len(plan.scheduled)
+        if (
+            self._graphs is not None
+            and plan.num_tokens == count
+            and (size := self._graphs.size_for(count)) is not None
+            and all(item.samples for item in plan.scheduled)
+        ):
+            return self._inputs.build_decodes(plan, size)
+        return self._inputs.build(plan)
 
     @torch.inference_mode()
-    def _begin(self, plan: StepPlan, step: StepInputs | None) -> LaunchedStep:
+    def _begin(self, plan: StepPlan, step: StepInputs | DecodeInputs | None) -> LaunchedStep:
         self._mover.start(plan)
         if step is None:
             self._mover.finish(plan)
             return LaunchedStep(plan, None)
         edits = self._start_edits(step)
         self._mover.finish(plan)
+        if isinstance(step, DecodeInputs):
+            return LaunchedStep(plan, step, self._replay(step, edits))
+        return self._compute(plan, step, edits)
+
+    def _replay(self, step: DecodeInputs, edits: PendingEdits | None) -> Sampling:
+        assert self._graphs is not None, "decode inputs are made for graphs"
+        sampling, logits = self._graphs.run(step)
+        return sampling if step.is_plain else self._sample(step, logits, edits)
+
+    def _compute(
+        self, plan: StepPlan, step: StepInputs, edits: PendingEdits | None
+    ) -> LaunchedStep:
         if step.unknown is not None:
             known = self._sampled[step.unknown.sources]
             step.token_ids.index_copy_(0, step.unknown.rows, known)
@@ -157,8 +206,8 @@ class DecoderRunner:
         )
         sampling = None
         if step.sampled:
-            sampling = self._sample(step, hidden[: len(step.sampled)], edits)
-            self._sampled = sampling.tokens
+            logits = self._decoder.logits(hidden[: len(step.sampled)])
+            sampling = self._sample(step, logits, edits)
         prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         if step.asks is not None and step.asks.prompt is not None:
             rows = hidden[len(step.sampled) :]
@@ -182,7 +231,7 @@ class DecoderRunner:
             block_bytes=self._kv_cache[0].numel() * self._kv_cache.element_size(),
         )
 
-    def _start_edits(self, step: StepInputs) -> PendingEdits | None:
+    def _start_edits(self, step: StepSamples) -> PendingEdits | None:
         editing: list[tuple[int, Sequence]] = []
         if step.asks is not None:
             self._editor.expect(step.asks.prefilling)
@@ -191,10 +240,11 @@ class DecoderRunner:
             return None
         return self._editor.start(editing, step.too_early)
 
-    def _sample(self, step: StepInputs, hidden: Tensor, pending: PendingEdits | None) -> Sampling:
-        logits = self._decoder.logits(hidden)
+    def _sample(self, step: StepSamples, logits: Tensor, pending: PendingEdits | None) -> Sampling:
         edits = None if pending is None else pending.finish()
-        return self._sampler.start(logits, step.sampling, edits)
+        sampling = self._sampler.start(logits, step.sampling, edits)
+        self._sampled[: sampling.tokens.numel()] = sampling.tokens
+        return sampling
 
     def _prompt_logprobs(
         self, plan: StepPlan, prompt: PromptRows, hidden: Tensor
@@ -224,11 +274,20 @@ def load_runner(config: EngineConfig, load: WeightLoader = load_weights) -> Deco
     `load` fills the weights: by default from the folder's files.
     """
     folder = find_model_folder(config.model, config.revision)
-    model = ModelConfig.read(folder)
+    model = read_model_config(folder)
     max_model_len = _max_model_len(config, model)
     device = _device(config.device)
+    check_quantization(config.quantization, device)
     dtype = _dtype(config.dtype, model, device)
-    decoder = _load_decoder(folder, model, max_model_len, dtype, device, load)
+    decoder = load_model(
+        folder,
+        model,
+        config,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        device=device,
+        load=load,
+    )
     shape = KVCacheShape.of(model, config.block_size, dtype)
     if device.type == "cpu":
         budget = cpu_budget(config, shape, max_model_len)
@@ -247,6 +306,7 @@ def load_runner(config: EngineConfig, load: WeightLoader = load_weights) -> Deco
         max_model_len=max_model_len,
         vocab_size=min(model.vocab_size, tokenizer_vocab_size(folder) or model.vocab_size),
         launches_ahead=_launches_ahead(config, device),
+        graphs=CudaGraphs(device) if uses_graphs(config, decoder) else None,
     )
 
 
@@ -256,7 +316,7 @@ def _launches_ahead(config: EngineConfig, device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+def _max_model_len(config: EngineConfig, model: ModelShape) -> int:
     """Return the option, or the model's positions; rotary embeddings may stretch further."""
     limit = model.longest_positions
     if config.max_model_len is not None and config.max_model_len > limit:
@@ -280,7 +340,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
+def _dtype(name: str, model: ModelShape, device: torch.device) -> torch.dtype:
     """Choose what to compute in: by default the checkpoint's dtype, on the CPU float32.
 
     CPUs compute in 16 bits only with special instructions, and slowly without.
@@ -293,28 +353,3 @@ def _dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
             f"{name!r} is not supported; supported: {', '.join(dtypes)}", field="dtype"
         )
     return dtypes[name]
-
-
-def _load_decoder(
-    folder: Path,
-    model: ModelConfig,
-    max_model_len: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    load: WeightLoader,
-) -> Decoder:
-    attention = attention_ops(device)
-    with torch.inference_mode():
-        decoder = Decoder(
-            model, max_positions=max_model_len, dtype=dtype, device=device, attention=attention
-        )
-        load(folder, decoder.weight_groups(), rename=decoder.rename)
-    _log.info(
-        "%s from %s: %s on %s, attention %s",
-        model.architecture,
-        folder,
-        str(dtype).removeprefix("torch."),
-        device,
-        attention.describe(),
-    )
-    return decoder

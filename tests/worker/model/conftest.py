@@ -11,17 +11,15 @@ import torch
 import transformers
 from torch import Tensor
 
-from inferq.kernels.attention import attention_ops
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.plan import BlockCopy, ScheduledSequence, SequenceResult, StepPlan
 from inferq.worker.engine.sequence import EngineRequest, Sequence, SequenceStatus
-from inferq.worker.model.config import ModelConfig
 from inferq.worker.model.kv_cache import KVCacheShape
 from inferq.worker.model.loader import load_weights
+from inferq.worker.model.model_loading import load_model, read_model_config
 from inferq.worker.model.runner import DecoderRunner, load_runner
 from inferq.worker.model.step_inputs import StepInputBuilder
-from inferq.worker.model.transformer import Decoder
 
 TINY = {
     "vocab_size": 97,
@@ -93,7 +91,7 @@ def _reference_model(folder: Path, dtype: torch.dtype) -> Any:
 
 
 class Driver:
-    """Runs texts through our decoder in any chunks, with scattered blocks, keeping all logits."""
+    """Runs texts through a model in any chunks, with scattered blocks, keeping all logits."""
 
     def __init__(
         self,
@@ -103,17 +101,17 @@ class Driver:
         max_positions: int = 128,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.config = ModelConfig.read(folder)
+        self.config = read_model_config(folder)
         device = torch.device("cpu")
-        with torch.inference_mode():
-            self.decoder = Decoder(
-                self.config,
-                max_positions=max_positions,
-                dtype=dtype,
-                device=device,
-                attention=attention_ops(device),
-            )
-            load_weights(folder, self.decoder.weight_groups(), rename=self.decoder.rename)
+        self.decoder = load_model(
+            folder,
+            self.config,
+            EngineConfig(model=str(folder)),
+            max_model_len=max_positions,
+            dtype=dtype,
+            device=device,
+            load=load_weights,
+        )
         self.kv_cache = KVCacheShape.of(self.config, block_size, dtype).allocate(num_blocks, device)
         # What nobody wrote must not be read.
         self.kv_cache.fill_(torch.nan)

@@ -16,6 +16,7 @@ from inferq.worker.model.ineffective import ineffective_options
     [
         ({}, "cpu", []),
         ({"enforce_eager": True}, "cpu", ["enforce_eager"]),
+        ({"enforce_eager": True}, "cuda", []),
         ({"gpu_memory_utilization": 0.5}, "cpu", ["gpu_memory_utilization"]),
         ({"gpu_memory_utilization": 0.5}, "cuda", []),
         (
