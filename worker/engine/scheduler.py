@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from inferq.worker.engine.admission import Admission, Demand, Rejection, Verdict
 from inferq.worker.engine.block_pool import BlockPool
 from inferq.worker.engine.config import EngineConfig
@@ -12,6 +14,9 @@ from inferq.worker.engine.plan import RunnerSpeeds, ScheduledSequence, StepPlan
 from inferq.worker.engine.preemption import Preemption, PreemptionHook
 from inferq.worker.engine.residency import Residency, distinct_blocks
 from inferq.worker.engine.sequence import Sequence, SequenceStatus
+
+#: Every so many prompts at hand, a step beside decodes may take another `max_prompt_tokens`.
+PROMPTS_PER_SHARE: Final = 2
 
 
 class Scheduler:
@@ -30,7 +35,7 @@ class Scheduler:
     what they share is computed once and found in the prefix cache by the others.
 
     At most `max_prompt_tokens` are computed in a step with others' single tokens, which wait for
-    all of it.
+    all of it; more when many prompts wait, for whom small steps would be a detour.
 
     `pool` must hold the longest sequence, and each search one more step; the caller ends those that
     would outgrow it.
@@ -72,12 +77,16 @@ class Scheduler:
         if self._preemption_hook is not None:
             self.preemption.force(draft, self._preemption_hook(tuple(self._running)))
         longer = self._schedule_decodes(draft)
-        draft.limit_prompts(self._max_prompt_tokens)
+        draft.limit_prompts(self._prompt_share(len(longer)))
         for sequence in longer:
             self._admit(draft, rejected, outranked=sequence)
             self._schedule_longer(draft, sequence)
         self._admit(draft, rejected)
         return draft.settle(), rejected
+
+    def _prompt_share(self, num_running_prompts: int) -> int:
+        prompts = num_running_prompts + len(self.residency.waiting)
+        return self._max_prompt_tokens * max(1, prompts // PROMPTS_PER_SHARE)
 
     def confirm_moves(self) -> None:
         """Record that the last plan's blocks were moved: what came in is reusable."""

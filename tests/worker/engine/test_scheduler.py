@@ -308,3 +308,17 @@ def test_prompts_beside_running_sequences_get_no_more_than_their_share(simulatio
     ]
     for name in sim.requests:
         sim.check_answer(name)
+
+
+def test_many_prompts_get_more_than_one_share_of_a_step(simulation):
+    sim = simulation(64, max_num_batched_tokens=64, max_prompt_tokens=5)
+    sim.add("first", [3] * 4, max_tokens=9, **NO_END)
+    sim.step()
+    for token, name in enumerate("abcdef", start=4):
+        sim.add(name, [token] * 8, max_tokens=1, **NO_END)
+    sim.run()
+    beside = [sum(tokens for name, tokens in plan if name != "first") for plan in sim.plans[1:5]]
+    # 6, 4, 3 and 2 prompts; the last token of another one counts as a single token
+    assert beside == [15, 10 + 1, 5, 5 + 1]
+    for name in sim.requests:
+        sim.check_answer(name)
