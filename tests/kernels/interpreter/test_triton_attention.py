@@ -22,8 +22,8 @@ HEAD_SHAPES = pytest.mark.parametrize(
         (256, torch.float16),
     ],
 )
-# 1, 3, 4, 7 and 8 query heads for each KV head.
-GROUPS = [(1, 1), (6, 2), (4, 1), (7, 1), (8, 1)]
+# 1 to 8 query heads for each KV head, and more than a prefill's tile has rows.
+GROUPS = [(1, 1), (2, 1), (6, 2), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (40, 1)]
 
 
 @pytest.fixture

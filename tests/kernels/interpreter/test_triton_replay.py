@@ -117,9 +117,9 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("processors", [3, 1000])
-def test_a_replayed_graph_follows_its_buffers(make_case, launches, processors):
-    cases = [make_case(step) for step in STEPS]
+@pytest.mark.parametrize(("processors", "kv_heads"), [(3, 2), (1000, 1)])
+def test_a_replayed_graph_follows_its_buffers(make_case, launches, processors, kv_heads):
+    cases = [make_case(step, heads=2 * kv_heads, kv_heads=kv_heads) for step in STEPS]
     buffers = Buffers.like(cases[0], blocks=max(len(case.kv) for case in cases))
     ops = TritonAttention(CPU, Tuning(splits=FINE, processors=processors))
     outputs = buffers.step(ops)
