@@ -12,7 +12,8 @@ constexpr int KEYS_AT_ONCE = 4;
 // Query heads whose sums are held in registers: 4 keys * 4 heads of 32, or 4 * 2 of 16.
 constexpr int HEADS_AT_ONCE = LANES == 16 ? 4 : 2;
 
-// Tokens whose rows are on their way from memory while one is computed.
+// Tokens whose rows are on their way from memory while one is computed. 64 decodes at context 500,
+// one layer, 2 Zen 4 cores: 3.9 ms without, 3.5 ms with 16, 3.6 ms with 48.
 constexpr int LOOK_AHEAD = 16;
 
 template <class T> void prefetch(const T* row, Channels channels) {
