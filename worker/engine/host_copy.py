@@ -19,7 +19,7 @@ class HostCopy:
             host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._tensor = host.copy_(tensor, non_blocking=True)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
+            self._arrived.record(torch.cuda.current_stream(tensor.device))
 
     def get(self) -> Tensor:
         """Return the tensor in host memory, once it is there."""

@@ -15,15 +15,16 @@ _ALIGNMENT: Final = 16
 
 
 class PackedCopy:
-    """Copies arrays to a GPU through pinned memory, so that the host need not wait; one at a time.
+    """Copies arrays to a GPU through pinned memory, so that the host need not wait.
 
-    The memory of a copy is used again by the copy after the next: by then the host must have seen
-    a result that the device computed after it. On the CPU nothing is copied.
+    There is memory for two copies: the third waits for the first. On the CPU nothing is copied.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffer, self._other = (torch.empty(0, dtype=torch.uint8) for _ in range(2))
+        self._sent: torch.cuda.Event | None = None
+        self._other_sent: torch.cuda.Event | None = None
 
     def send(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
         """Return the arrays as tensors on the device, of the same types and shapes."""
@@ -32,10 +33,16 @@ class PackedCopy:
         starts, total = layout(arrays)
         host = self._take(total)
         pack(host.numpy(), arrays, starts)
-        return views(host[:total].to(self._device, non_blocking=True), arrays, starts)
+        copied = host[:total].to(self._device, non_blocking=True)
+        self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._sent.record(torch.cuda.current_stream(self._device))
+        return views(copied, arrays, starts)
 
     def _take(self, size: int) -> Tensor:
         self._buffer, self._other = self._other, self._buffer
+        self._sent, self._other_sent = self._other_sent, self._sent
+        if self._sent is not None:
+            self._sent.synchronize()
         if self._buffer.numel() < size:
             self._buffer = torch.empty(2 * size, dtype=torch.uint8, pin_memory=True)
         return self._buffer

@@ -140,10 +140,7 @@ class Sampler:
     def start(
         self, logits: Tensor, batch: SamplingBatch, edits: LogitsEdits | None = None
     ) -> Sampling:
-        """Begin what `sample` does; on a GPU only what is asked beyond tokens is waited for.
-
-        Before the call after the next, the result of this one must be finished.
-        """
+        """Begin what `sample` does; on a GPU only what is asked beyond tokens is waited for."""
         raw = logits = logits[:, : self._vocab_size].float()
         wanted = np.flatnonzero((batch.num_logprobs >= 0) | batch.is_ranked)
         beam_rows = beam_totals = None

@@ -66,16 +66,16 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, work: Callable[[], Tensor]) -> Captured:
         """See `GraphBackend`. The first runs compile kernels and allocate work space."""
         current = torch.cuda.current_stream(self._device)
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
             for _ in range(2):
                 work()
-        current.wait_stream(side)
+        current.wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             output = work()
@@ -159,13 +159,14 @@ class DecodeGraphs:
         # The largest first: the others find the memory that they need.
         for size in reversed(self.sizes):
             self._captured[size] = self._capture(size, backend)
-        _log.info(
-            "%d decode steps of up to %d sequences, captured in %.1f s, take %s",
-            len(self.sizes),
-            self.sizes[-1],
-            time.perf_counter() - start,
-            format_bytes(_used(self._kv_cache.device) - before),
-        )
+        if not isinstance(backend, UnrecordedGraphs):
+            _log.info(
+                "CUDA graphs of %d decode steps for up to %d sequences: %.1f s, %s",
+                len(self.sizes),
+                self.sizes[-1],
+                time.perf_counter() - start,
+                format_bytes(_used(self._kv_cache.device) - before),
+            )
 
     @torch.inference_mode()
     def _capture(self, size: int, backend: GraphBackend) -> Captured:

@@ -337,6 +337,8 @@ def _device(name: str) -> torch.device:
         raise ModelError(
             f"{name} was asked for, but there are {torch.cuda.device_count()}", field="device"
         )
+    if device.index is not None:
+        torch.cuda.set_device(device)  # kernels and graphs go to the current device
     return device
 
 
