@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +85,7 @@ def fake_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
+@pytest.mark.timeout(240)  # three processes import torch, on a busy machine slowly
 @pytest.mark.usefixtures("fake_section")
 def test_a_section_that_dies_or_hangs_goes_on_with_its_next_case(tmp_path: Path) -> None:
     from gpu.plan import Section
@@ -89,7 +93,7 @@ def test_a_section_that_dies_or_hangs_goes_on_with_its_next_case(tmp_path: Path)
 
     worker = SectionWorker(Section("fake", "Fake", 60, stall=1.5), tmp_path, smoke=True)
     worker.start()
-    worker.go(time.monotonic() + 100)
+    worker.go(time.monotonic() + 200)
     while worker.poll():
         time.sleep(0.05)
     records = {record["case"]: record for record in worker.records()}
@@ -119,6 +123,62 @@ def test_a_section_ends_with_its_time(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert time.monotonic() - began < 5
     assert "the time was used up" in worker.records()[-1]["error"]
+
+
+class FakeEvent:
+    """A CUDA event that reads the host's clock."""
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        self.at = 0.0 if enable_timing else float("nan")
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        return 1e3 * (other.at - self.at)
+
+
+class FakeGraph:
+    """A captured graph whose replay takes 3 ms."""
+
+    def replay(self) -> None:
+        time.sleep(0.003)
+
+    def reset(self) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("fake_section")
+def test_device_times_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from gpu.section import Settings
+    from gpu.timing import graph_seconds, stream_seconds
+
+    @contextlib.contextmanager
+    def entered(_: object) -> Iterator[None]:
+        yield
+
+    stream = types.SimpleNamespace(wait_stream=lambda _: None)
+    slept: list[int] = []
+    for name, value in {
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": entered,
+        "synchronize": lambda *_: None,
+        "CUDAGraph": FakeGraph,
+        "graph": entered,
+        "Event": FakeEvent,
+        "_sleep": slept.append,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    settings = Settings(torch.device("cuda"), smoke=False, deadline=0.0)
+    calls: list[str] = []
+    # Two rounds to warm up and one in the capture; a replay calls nothing.
+    seconds = graph_seconds(lambda: [lambda: calls.append("call")] * 3, settings)
+    assert len(calls) == 9
+    assert 0.001 <= seconds < 0.003
+    assert 0.002 <= stream_seconds([lambda: time.sleep(0.002)] * 2, settings) < 0.02
+    assert slept
 
 
 def test_the_time_of_all_sections_is_less_than_the_limit() -> None:
