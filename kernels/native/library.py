@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -27,7 +27,7 @@ _VARIABLE: Final = "INFERQ_NATIVE_KERNELS"
 _MODES: Final = ("auto", "off", "require")
 
 _RUNTIMES: Final = ("libgomp", "libiomp5", "libomp")
-_TYPES: Final = {
+_TYPES: Final[dict[str, Any]] = {
     "p": ctypes.c_void_p,
     "l": ctypes.c_int64,
     "i": ctypes.c_int32,
