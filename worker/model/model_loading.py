@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from inferq.kernels.attention import attention_ops
+from inferq.kernels.attention import HEAD_DIMS, attention_ops
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.model.causal_model import CausalModel
@@ -44,6 +44,11 @@ def load_model(
 ) -> CausalModel:
     """Load a model's weights, those of our decoder by `load`, and log which path it takes."""
     attention = attention_ops(device)
+    if attention.name == "triton" and model.head_dim not in HEAD_DIMS:
+        raise ModelError(
+            f"{model.architecture} has heads of {model.head_dim}; on {device} attention takes "
+            f"{', '.join(str(size) for size in HEAD_DIMS)}"
+        )
     loaded: CausalModel
     with torch.inference_mode():
         if isinstance(model, ModelConfig):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from inferq.protocol.errors import ModelError
+from inferq.worker.engine.config import EngineConfig
+from inferq.worker.model import model_loading
 from inferq.worker.model.config import ModelConfig
+from inferq.worker.model.loader import load_weights
 from inferq.worker.model.vocabulary import tokenizer_vocab_size
 
 BASE = {
@@ -231,3 +235,21 @@ def test_the_vocabulary_ends_with_the_highest_id(tmp_path: Path, vocabulary: obj
     path.write_text("{}")
     with pytest.raises(ModelError, match=r"tokenizer\.json is not a tokenizer file"):
         tokenizer_vocab_size(tmp_path)
+
+
+def test_heads_that_the_gpu_kernels_do_not_take_are_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_loading, "attention_ops", lambda _: SimpleNamespace(name="triton"))
+    with pytest.raises(
+        ModelError, match=r"LlamaForCausalLM has heads of 16; on .* takes 64, 80, 96"
+    ):
+        model_loading.load_model(
+            tmp_path,
+            read(tmp_path),
+            EngineConfig(model=str(tmp_path)),
+            max_model_len=16,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            load=load_weights,
+        )
