@@ -222,7 +222,7 @@ def test_another_dtype_than_the_weights_is_refused(form: str) -> None:
 def test_huge_pages_hand_out_separate_aligned_tensors() -> None:
     memory = HugePages()
     first = memory.empty((3, 5), torch.float32).fill_(1)
-    second = memory.empty((1 << 25,), torch.float32).fill_(2)  # more than a chunk
+    second = memory.empty(((1 << 24) + 1,), torch.float32).fill_(2)  # more than a chunk
     third = memory.empty((7,), torch.bfloat16).fill_(3)
     del memory
     assert [t.data_ptr() % 64 for t in (first, second, third)] == [0, 0, 0]
