@@ -60,7 +60,8 @@ def philox(
 
     All arguments are int64 and broadcast; only the counters' low 32 bits count.
     """
-    shape = torch.broadcast_shapes(seeds.shape, c0.shape, c1.shape, c2.shape)  # type: ignore[no-untyped-call]
+    # Not broadcast_shapes: it imports sympy, a second or more at the first sampled token.
+    shape = torch.broadcast_tensors(seeds, c0, c1, c2)[0].shape  # type: ignore[no-untyped-call]
     k0, k1 = seeds & _LOW_32, (seeds >> 32) & _LOW_32
     x0, x1 = (c0 & _LOW_32).expand(shape), c1 & _LOW_32
     x2, x3 = (c2 & _LOW_32).expand(shape), torch.as_tensor(c3 & _LOW_32, device=c0.device)
