@@ -21,7 +21,7 @@ class Section:
     #: Seconds that are kept for it; it may take more when those before it took less.
     seconds: float
     #: Seconds without a new line in its records after which it counts as hung.
-    stall: float = 25.0
+    stall: float = 40.0
     #: Runs beside its neighbours that say so too: it checks, and measures no time.
     concurrent: bool = False
     #: Processes that share its cases, because they compile one kernel after the other.
