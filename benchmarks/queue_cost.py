@@ -240,7 +240,7 @@ def _latency(
     ]
     with QueuePath({"model": folder}, url=server.url, command=command) as path:
         requests = [Request([7] * 32, tokens) for _ in range(streams)]
-        path.run(requests[:2], [0.0, 0.0], "warm-up")
+        path.run(requests[:1], [0.0], "warm-up")
         meter, cpu, server_cpu = LoadMeter.start(), path.cpu, server.cpu_s()
         start = time.perf_counter() + 0.01
         arrivals = [start + index / streams for index in range(streams)]

@@ -16,6 +16,9 @@ _log = logging.getLogger(__name__)
 
 #: `max_prefill_delay_ms` on the CPU, where a prompt of 256 tokens takes half a second.
 CPU_PREFILL_DELAY_MS: Final = 150
+#: Never fewer: a machine that is busy while the model is loaded looks slow for ever, and smaller
+#: steps cost more than they spare.
+FEWEST_PROMPT_TOKENS: Final = 32
 
 
 def load_engine(config: EngineConfig, load: WeightLoader = load_weights) -> Engine:
@@ -57,8 +60,7 @@ def max_prompt_tokens(config: EngineConfig, runner: MeasuredRunner) -> int | Non
         delay_ms = CPU_PREFILL_DELAY_MS if runner.device.type == "cpu" else 0
     if delay_ms == 0:
         return None
-    speed = max(runner.prefill_speed() for _ in range(2))  # whatever else the machine does
-    tokens = int(speed * delay_ms / 1000)
-    allowed = max(config.block_size, tokens // config.block_size * config.block_size)
+    tokens = int(runner.prefill_speed() * delay_ms / 1000)
+    allowed = max(FEWEST_PROMPT_TOKENS, tokens // config.block_size * config.block_size)
     _log.info("beside decodes, at most %d prompt tokens in a step (%d ms)", allowed, delay_ms)
     return allowed
