@@ -181,4 +181,4 @@ def panel_rows(packed: Tensor, indices: Tensor, inputs: int) -> Tensor:
     """Read rows back out of [panels, steps, panel, step]; returns [T, inputs]."""
     panel = packed.shape[2]
     found = packed[indices // panel, :, indices % panel]
-    return found.reshape(len(indices), -1)[:, :inputs]
+    return found.reshape(len(indices), -1)[:, :inputs].contiguous()

@@ -96,7 +96,7 @@ class TorchInt8Weight:
 
     def rows(self, indices: Tensor) -> Tensor:
         """Return the rows at indices [T], as they were rounded."""
-        values = self.weight[:, :, indices].flatten(0, 1)[: self.inputs].T
+        values = self.weight[:, :, indices].flatten(0, 1)[: self.inputs].T.contiguous()
         return (values * self.scales[indices, None]).to(self.dtype)
 
     @property

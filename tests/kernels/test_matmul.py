@@ -125,6 +125,7 @@ def test_rows_of_a_packed_weight_are_read_back(form: str) -> None:
         else:
             assert form == "torch"
         rounded = matmul_int8.pack_int8(weight, HugePages()).rows(indices)
+        assert rounded.is_contiguous()
         steps = weight.abs().amax(1)[indices, None] / 127
         assert ((rounded - weight[indices]).abs() <= steps * 0.5001).all()
 

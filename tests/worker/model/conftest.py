@@ -100,13 +100,14 @@ class Driver:
         num_blocks: int = 160,
         max_positions: int = 128,
         dtype: torch.dtype = torch.float32,
+        quantization: str | None = None,
     ) -> None:
         self.config = read_model_config(folder)
         device = torch.device("cpu")
         self.decoder = load_model(
             folder,
             self.config,
-            EngineConfig(model=str(folder)),
+            EngineConfig(model=str(folder), quantization=quantization),
             max_model_len=max_positions,
             dtype=dtype,
             device=device,
