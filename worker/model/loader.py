@@ -16,7 +16,7 @@ from torch import Tensor
 
 from inferq.protocol.errors import ModelError
 from inferq.worker.model.load_progress import LoadProgress
-from inferq.worker.model.memory import format_bytes
+from inferq.worker.model.memory import format_bytes, return_freed_memory
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ def load_weights(
         for group in groups:
             progress.add(_fill(group, stored))
             group.finish()
+            return_freed_memory()
     _log.info("loaded %s of weights in %.1f s", format_bytes(size), time.monotonic() - started)
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 from inferq.kernels.attention import attention_ops
 from inferq.worker.model.config import ModelConfig
+from inferq.worker.model.linear import Linear, LinearMethod
 from inferq.worker.model.loader import load_weights
 from inferq.worker.model.transformer import Decoder
 
@@ -39,9 +40,11 @@ def memory(name):
 
 torch.set_num_threads(1)
 device = torch.device("cpu")
-# What the product's library sets up once is not the weights'.
-warm = torch.ones(64, 64)
-torch.nn.functional.linear(warm, warm)
+# What the libraries set up once is not the weights'.
+warm = Linear(64, 64, bias=False, dtype=getattr(torch, sys.argv[2]), device=device)
+warm.weight.zero_()
+warm.pack(LinearMethod())
+warm(torch.ones(4, 64, dtype=getattr(torch, sys.argv[2])))
 config = ModelConfig.read(Path(sys.argv[1]))
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
 before = memory("VmRSS")
