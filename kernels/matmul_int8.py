@@ -63,7 +63,8 @@ class NativeInt8Weight:
 
     def rows(self, indices: Tensor) -> Tensor:
         """Return the rows at indices [T], as they were rounded."""
-        values = panel_rows(self.weight, indices, self.inputs).float() - self.offset
+        stored = self.weight if self.offset else self.weight.view(torch.int8)
+        values = panel_rows(stored, indices, self.inputs).float() - self.offset
         return (values * self.scales[indices, None]).to(self.dtype)
 
     @property
@@ -86,7 +87,7 @@ class TorchInt8Weight:
         product = x.new_zeros(x.shape[0], len(self.scales), dtype=torch.float32)
         padding = self.weight.shape[0] * GROUP - self.inputs
         padded = pad(dense_rows(x, self.dtype).float(), (0, padding))
-        for weight, part in zip(self.weight, padded.split(GROUP, dim=1), strict=True):
+        for weight, part in zip(self.weight, torch.split(padded, GROUP, dim=1), strict=True):
             if x.shape[0]:
                 values, scales = quantize_rows(part)
                 sums = torch._int_mm(values, weight)  # noqa: SLF001 - no public name on the CPU
