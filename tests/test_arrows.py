@@ -24,6 +24,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "inferq.protocol": ({"msgpack"}, set()),
     "inferq.protocol.connection": ({"redis"}, {"inferq.protocol"}),
     "inferq.protocol.scripts": ({"msgpack", "redis"}, {"inferq.protocol"}),
+    "inferq.protocol.servers": ({"redis"}, {"inferq.protocol"}),
     "inferq.producer": ({"redis", "msgpack"}, {"inferq.protocol"}),
     "inferq.kernels": (TENSORS, set()),
     "inferq.worker.engine": (
