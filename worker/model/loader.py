@@ -17,6 +17,7 @@ from torch import Tensor
 from inferq.protocol.errors import ModelError
 from inferq.worker.model.load_progress import LoadProgress
 from inferq.worker.model.memory import format_bytes, return_freed_memory
+from inferq.worker.model.parallel import Cut
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ _INDEX: Final = "model.safetensors.index.json"
 _SINGLE: Final = "model.safetensors"
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOATS: Final = ("F64", "F32", "F16", "BF16")
+#: Of packed words and of indices, which are copied as they are.
+_INTEGERS: Final = ("I32",)
 #: Most names in one error message.
 _MAX_NAMES: Final = 5
 
@@ -49,17 +52,22 @@ class WeightLoader(Protocol):
 
 
 def load_weights(
-    folder: Path, groups: Sequence[WeightGroup], *, rename: Callable[[str], str | None]
+    folder: Path,
+    groups: Sequence[WeightGroup],
+    *,
+    rename: Callable[[str], str | None],
+    cut: Callable[[str], Cut | None] = lambda _: None,
 ) -> None:
     """Fill every target from the tensor of its name, converting the dtype on the way.
 
-    `rename` gives the target of a stored name, or None for a tensor that nobody reads. Files are
+    `rename` gives the target of a stored name, or None for a tensor that nobody reads; `cut` says
+    of a target which part of the stored tensor it is, and no other part is read. Files are
     mapped into memory, and let go after each group: beside the weights there is one group's worth
     of pages. Raises `ModelError` naming tensors that are missing, misshapen, stored twice or not
     known, and files that are damaged, before anything is copied.
     """
     started = time.monotonic()
-    stored = _stored_tensors(folder, groups, rename)
+    stored = _stored_tensors(folder, groups, rename, cut)
     size = sum(target.nbytes for group in groups for target in group.targets().values())
     with LoadProgress(size) as progress:
         for group in groups:
@@ -75,10 +83,14 @@ class _Stored:
 
     path: Path
     name: str
+    cut: Cut | None
 
 
 def _stored_tensors(
-    folder: Path, groups: Sequence[WeightGroup], rename: Callable[[str], str | None]
+    folder: Path,
+    groups: Sequence[WeightGroup],
+    rename: Callable[[str], str | None],
+    cut: Callable[[str], Cut | None],
 ) -> dict[str, _Stored]:
     """Find every target's tensor; raise `ModelError` unless files and targets fit exactly."""
     targets = {name: target for group in groups for name, target in group.targets().items()}
@@ -95,8 +107,12 @@ def _stored_tensors(
                     continue
                 if name in found:
                     raise ModelError(f"{path.name}: {stored_name} stands in another file too")
-                _check_tensor(path, stored_name, file.get_slice(stored_name), targets[name])
-                found[name] = _Stored(path, stored_name)
+                part = cut(name)
+                target = targets[name]
+                shape = target.shape if part is None else part.stored_shape(target.shape)
+                _check_tensor(path, stored_name, file.get_slice(stored_name), shape)
+                _check_dtype(path, stored_name, file.get_slice(stored_name), target)
+                found[name] = _Stored(path, stored_name, part)
     if missing := sorted(set(targets) - set(found)):
         raise ModelError(f"{folder} lacks {_names(missing)}")
     if unknown:
@@ -116,8 +132,21 @@ def _fill(group: WeightGroup, stored: Mapping[str, _Stored]) -> int:
         with _opened(path) as file:
             for name, target in targets.items():
                 if stored[name].path == path:
-                    target.copy_(file.get_tensor(stored[name].name))
+                    _read(file, stored[name], target)
     return sum(target.nbytes for target in targets.values())
+
+
+def _read(file: Any, stored: _Stored, target: Tensor) -> None:
+    if (cut := stored.cut) is None:
+        target.copy_(file.get_tensor(stored.name))
+        return
+    source, filled = file.get_slice(stored.name), 0
+    for start, stop in cut.ranges:
+        if count := stop - start:
+            index = (*[slice(None)] * cut.dim, slice(start, stop))
+            target.narrow(cut.dim, filled, count).copy_(source[index])
+            filled += count
+    target.narrow(cut.dim, filled, target.shape[cut.dim] - filled).zero_()
 
 
 @contextmanager
@@ -167,14 +196,20 @@ def _indexed_files(index: Path) -> list[Path]:
     return files
 
 
-def _check_tensor(path: Path, name: str, stored: Any, target: Tensor) -> None:
-    shape, expected = tuple(stored.get_shape()), tuple(target.shape)
+def _check_tensor(path: Path, name: str, stored: Any, expected: Sequence[int]) -> None:
+    shape, expected = tuple(stored.get_shape()), tuple(expected)
     if shape != expected:
         raise ModelError(
             f"{path.name}: {name} has shape {list(shape)}; config.json asks for {list(expected)}"
         )
-    if (dtype := stored.get_dtype()) not in _FLOATS:
-        raise ModelError(f"{path.name}: {name} has dtype {dtype}; supported: {', '.join(_FLOATS)}")
+
+
+def _check_dtype(path: Path, name: str, stored: Any, target: Tensor) -> None:
+    supported = _FLOATS if target.is_floating_point() else _INTEGERS
+    if (dtype := stored.get_dtype()) not in supported:
+        raise ModelError(
+            f"{path.name}: {name} has dtype {dtype}; supported: {', '.join(supported)}"
+        )
 
 
 def _names(names: list[str]) -> str:

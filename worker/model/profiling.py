@@ -41,26 +41,44 @@ def cuda_budget(config: EngineConfig, decoder: CausalModel, shape: KVCacheShape)
     """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
-    device = decoder.device
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    weights = torch.cuda.memory_allocated(device)
+    meter = MemoryMeter(decoder.device)
     _profile(config, decoder, shape)
-    activations = torch.cuda.max_memory_allocated(device) - weights
+    meter.end_step()
     graphs = _graphs_bytes(config, decoder, shape) if uses_graphs(config, decoder) else 0
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    allowed = int(total * config.gpu_memory_utilization) - (total - free)
-    _log.info(
-        "%s: %s of %s free, weights %s, activations at most %s, CUDA graphs at most %s",
-        device,
-        format_bytes(free),
-        format_bytes(total),
-        format_bytes(weights),
-        format_bytes(activations),
-        format_bytes(graphs),
-    )
-    return max(0, allowed - activations - graphs)
+    return meter.budget(config, graphs)
+
+
+class MemoryMeter:
+    """Measures what a full-size step takes of a GPU that holds nothing but the weights yet."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        self._weights = torch.cuda.memory_allocated(device)
+        self._activations = 0
+
+    def end_step(self) -> None:
+        """Say that the step has been given to the device."""
+        self._activations = torch.cuda.max_memory_allocated(self._device) - self._weights
+
+    def budget(self, config: EngineConfig, graphs: int) -> int:
+        """Return the bytes left for the cache beside the step and CUDA graphs of that size."""
+        if config.kv_cache_memory is not None:
+            return config.kv_cache_memory
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        allowed = int(total * config.gpu_memory_utilization) - (total - free)
+        _log.info(
+            "%s: %s of %s free, weights %s, activations at most %s, CUDA graphs at most %s",
+            self._device,
+            format_bytes(free),
+            format_bytes(total),
+            format_bytes(self._weights),
+            format_bytes(self._activations),
+            format_bytes(graphs),
+        )
+        return max(0, allowed - self._activations - graphs)
 
 
 @torch.inference_mode()
