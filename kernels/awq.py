@@ -1,5 +1,6 @@
 """AWQ weights: four bits, a zero and a scale for each group of inputs, in AutoAWQ's GEMM format."""
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -14,6 +15,29 @@ GROUPS: Final = (32, 64, 128)
 #: yet.
 DEQUANTIZE_FROM: Final = 256
 _PER_WORD: Final = 8
+#: Of eight neighbouring columns, the one that each four bits of a word hold, from the lowest on.
+_COLUMNS: Final = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class AwqWeight:
+    """A weight [N, K] in this format, multiplied as it is."""
+
+    qweight: Tensor
+    qzeros: Tensor
+    scales: Tensor
+    group: int
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x · weightᵀ + bias, of x's dtype."""
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        product = awq_linear(x, self.qweight, self.qzeros, self.scales, self.group)
+        return product if bias is None else product.add_(bias)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the weight takes."""
+        return self.qweight.nbytes + self.qzeros.nbytes + self.scales.nbytes
 
 
 def awq_dequantize(
@@ -52,6 +76,23 @@ def awq_linear(x: Tensor, qweight: Tensor, qzeros: Tensor, scales: Tensor, group
         group = check_awq(qweight, qzeros, scales, group)
         return triton_awq.gemm(x, qweight, qzeros, scales, group)
     return x @ awq_dequantize(qweight, qzeros, scales, group, dtype=x.dtype)
+
+
+def unpack_awq_words(words: Tensor) -> Tensor:
+    """Return the values [K, N], uint8 from 0 to 15, of int32 words [K, N / 8]."""
+    values = torch.empty(*words.shape, _PER_WORD, dtype=torch.uint8, device=words.device)
+    for place, column in enumerate(_COLUMNS):
+        values[..., column] = (words >> 4 * place) & 15
+    return values.flatten(1)
+
+
+def pack_awq_words(values: Tensor) -> Tensor:
+    """Return the int32 words [K, N / 8] of values [K, N] from 0 to 15."""
+    rows, outputs = values.shape
+    words = torch.zeros(rows, outputs // _PER_WORD, dtype=torch.int32, device=values.device)
+    for place, column in enumerate(_COLUMNS):
+        words |= values[:, column::_PER_WORD].int() << 4 * place
+    return words
 
 
 def check_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, group: int) -> int:

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hypothesis
@@ -88,13 +89,21 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def pack_awq() -> Callable[..., Any]:
     """`pack_awq` of `awq_packing.py`: float weights to AWQ's tensors."""
-    spec = importlib.util.spec_from_file_location(
-        "awq_packing", Path(__file__).parent / "awq_packing.py"
-    )
+    packer: Callable[..., Any] = _module("awq_packing").pack_awq
+    return packer
+
+
+@pytest.fixture(scope="session")
+def gptq_packing() -> ModuleType:
+    """`gptq_packing.py`: float weights to GPTQ's tensors and back."""
+    return _module("gptq_packing")
+
+
+def _module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
-    packer: Callable[..., Any] = module.pack_awq
-    return packer
+    return module

@@ -51,8 +51,10 @@ class EngineSettings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of weights and activations; auto takes the model's own."
     )
-    quantization: Literal["int8"] | None = Field(
-        None, description="Round weights and the activations that they meet to 8 bits (CPU only)."
+    quantization: Literal["int8", "awq", "gptq"] | None = Field(
+        None,
+        description="int8 rounds weights and the activations that they meet to 8 bits (CPU only); "
+        "awq and gptq ask for a checkpoint of that format; default: the checkpoint's own.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs; auto takes a GPU where there is one."

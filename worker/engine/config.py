@@ -11,7 +11,7 @@ from inferq.protocol.params import MAX_SEED
 
 DTYPES: Final = ("auto", "float32", "float16", "bfloat16")
 GENERATION_CONFIGS: Final = ("auto", "none")
-QUANTIZATIONS: Final = ("int8",)
+QUANTIZATIONS: Final = ("int8", "awq", "gptq")
 PREEMPTION_MODES: Final = ("auto", "recompute", "swap")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 _MAX_COUNT: Final = 2**31 - 1
@@ -29,7 +29,8 @@ class EngineConfig:
       model's generation_config.json, `none` does not.
     - `dtype`: of weights and KV cache; `auto` takes the model's own where the device is fast at it.
     - `quantization`: `int8` rounds weights to 8 bits when they are loaded, and activations when
-      they are multiplied (CPU only); None computes in `dtype` throughout.
+      they are multiplied (CPU only); `awq` and `gptq` are for checkpoints with 4-bit weights of
+      that format, and refuse others; None takes the checkpoint's own format, quantized or not.
     - `device`: `auto`, `cpu`, `cuda` or `cuda:<index>`.
     - `block_size`: tokens in one KV block, a power of two.
     - `max_model_len`: longest prompt and output together, in tokens; None takes the model's.

@@ -10,6 +10,7 @@ from typing import Any, Final
 from inferq.protocol.errors import ModelError
 from inferq.worker.model.families import FAMILIES, Family
 from inferq.worker.model.fields import Fields
+from inferq.worker.model.quantization import QuantizedFormat, QuantizedProjection
 from inferq.worker.model.rope import RopeConfig
 
 #: Names of activations -> what is computed. gelu_new and its like are the tanh approximation.
@@ -71,11 +72,34 @@ class ModelConfig:
     dtype: str | None
     #: Ids that end a text: those of config.json and of generation_config.json together.
     eos_token_ids: frozenset[int]
+    #: How the checkpoint stores the layers' projections; None: as plain weights.
+    quantization: QuantizedFormat | None
 
     @property
     def num_layers(self) -> int:
         """Number of layers."""
         return len(self.layers)
+
+    @property
+    def unused_biases(self) -> tuple[str, ...]:
+        """Ends of names of biases that GPTQ's packer adds to projections that have none: zeros."""
+        if self.quantization is None or self.quantization.method != "gptq":
+            return ()
+        names = self.family.names
+        projections = (
+            *(() if self.qkv_bias else names.qkv),
+            *(() if self.output_bias else (names.attention_output,)),
+            *(() if self.mlp_bias else (*names.mlp_input, names.mlp_output)),
+        )
+        return tuple(f"{projection}.bias" for projection in projections)
+
+    def quantized(self, layer: int, projections: tuple[str, ...]) -> QuantizedProjection | None:
+        """Return how a layer's projections, which are one product, are stored; None: plain."""
+        if self.quantization is None:
+            return None
+        names = self.family.names
+        prefix = f"{names.model}{names.layer}{layer}."
+        return self.quantization.projection([f"{prefix}{name}" for name in projections])
 
     @classmethod
     def read(cls, folder: Path) -> ModelConfig:
@@ -85,7 +109,7 @@ class ModelConfig:
         family = FAMILIES[architecture]
         fields = whole if family.nested is None else whole.inner(family.nested)
         fields = fields.with_defaults(family.defaults).with_names(family.settings)
-        _refuse_unsupported(whole, fields, family)
+        _refuse_unsupported(fields, family)
         hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
         head_dim = _head_dim(fields, family, hidden, heads)
         context = fields.integer("max_position_embeddings")
@@ -116,6 +140,7 @@ class ModelConfig:
             mlp_bias=_switch(fields, family.mlp_bias),
             dtype=dtype_of(whole) or dtype_of(fields),
             eos_token_ids=eos_token_ids(whole, fields, folder),
+            quantization=_quantization(whole),
         )
 
 
@@ -146,7 +171,7 @@ def _architecture(fields: Fields) -> str:
     return str(known[0])
 
 
-def _refuse_unsupported(whole: Fields, fields: Fields, family: Family) -> None:
+def _refuse_unsupported(fields: Fields, family: Family) -> None:
     """Raise for settings that change the computation in a way that we do not follow."""
     for name, only in family.fixed.items():
         if (value := fields.get(name, only)) != only:
@@ -155,9 +180,12 @@ def _refuse_unsupported(whole: Fields, fields: Fields, family: Family) -> None:
         hidden = fields.integer("hidden_size")
         if (width := fields.integer("word_embed_proj_dim", hidden)) != hidden:
             raise fields.error("word_embed_proj_dim", f"{width} is not hidden_size ({hidden})")
-    if (quantization := whole.raw.get("quantization_config")) is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise whole.error("quantization_config", f"{method!r} checkpoints are not supported")
+
+
+def _quantization(whole: Fields) -> QuantizedFormat | None:
+    if whole.get("quantization_config") is None:
+        return None
+    return QuantizedFormat.read(whole.inner("quantization_config"))
 
 
 def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:

@@ -142,7 +142,7 @@ def test_gemma_3_of_before_transformers_5_has_the_same_rotary_embeddings(tmp_pat
         ({"rope_scaling": {"type": "dizzy", "factor": 2.0}}, "rope_type: 'dizzy' is not supported"),
         ({"rope_parameters": {"rope_type": "linear"}}, "factor: is missing"),
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'awq' checkpoints are not supported"),
+        ({"quantization_config": {"quant_method": "bitnet"}}, "'bitnet' is not supported"),
         ({"num_key_value_heads": 3}, "3 does not divide num_attention_heads"),
         ({"hidden_size": 66}, "66 is no multiple of num_attention_heads"),
         ({"head_dim": 15}, "head_dim: 15 is odd"),
