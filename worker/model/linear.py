@@ -12,6 +12,8 @@ from inferq.kernels.huge_pages import HugePages
 from inferq.kernels.matmul import ReadableWeight, Weight, pack_float
 from inferq.kernels.matmul_int8 import pack_int8
 from inferq.protocol.errors import ModelError
+from inferq.worker.model.quantization import QuantizedProjection
+from inferq.worker.model.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class LinearMethod:
 class Linear:
     """y = x · weightᵀ + bias, weight [outputs, inputs].
 
-    The loader fills `weight` and `bias` through views; `pack` then fixes the layout and lets
-    `weight` go.
+    The loader fills `weight` and `bias` through views, or `stored` where the checkpoint's weight is
+    quantized; `pack` then fixes the layout and lets them go.
     """
 
     def __init__(
@@ -43,14 +45,25 @@ class Linear:
         bias: bool,
         dtype: torch.dtype,
         device: torch.device,
+        quantized: QuantizedProjection | None = None,
     ) -> None:
-        self.weight = torch.empty(outputs, inputs, dtype=dtype, device=device)
+        self.outputs = outputs
+        self.stored: QuantizedWeight | None = None
+        if quantized is None:
+            self.weight = torch.empty(outputs, inputs, dtype=dtype, device=device)
+        else:
+            self.stored = QuantizedWeight(quantized, inputs, outputs, device)
         self.bias = torch.empty(outputs, dtype=dtype, device=device) if bias else None
         self._packed: Weight | None = None
 
     def pack(self, method: LinearMethod) -> None:
-        """Fix the weight's form; the plain weight is released, and packing again does nothing."""
-        if self._packed is None:
+        """Fix the weight's form; what it was made of is released, packing again does nothing."""
+        if self._packed is not None:
+            return
+        if self.stored is not None:
+            self._packed = self.stored.pack(method.memory)
+            self.stored = None
+        else:
             self._packed = method.pack(self.weight)
             del self.weight
 
@@ -76,12 +89,14 @@ class Linear:
     @property
     def nbytes(self) -> int:
         """Memory of the weight in its present form."""
-        return self.weight.nbytes if self._packed is None else self._packed.nbytes
+        if self._packed is not None:
+            return self._packed.nbytes
+        return self.weight.nbytes if self.stored is None else self.stored.nbytes
 
 
 def check_quantization(quantization: str | None, device: torch.device) -> None:
     """Raise `ModelError` where a plain model cannot be quantized so on this device."""
-    if quantization is not None and device.type != "cpu":
+    if quantization == "int8" and device.type != "cpu":
         raise ModelError(
             f"{quantization} runs on the CPU only, and the device is {device}", field="quantization"
         )

@@ -16,6 +16,7 @@ from inferq.worker.model.fallback import load_fallback
 from inferq.worker.model.fallback_config import FallbackConfig
 from inferq.worker.model.families import FAMILIES
 from inferq.worker.model.loader import WeightLoader
+from inferq.worker.model.quantization import check_quantized_checkpoint
 from inferq.worker.model.transformer import Decoder
 
 _log = logging.getLogger(__name__)
@@ -49,9 +50,11 @@ def load_model(
             f"{model.architecture} has heads of {model.head_dim}; on {device} attention takes "
             f"{', '.join(str(size) for size in HEAD_DIMS)}"
         )
+    quantization = config.quantization
     loaded: CausalModel
     with torch.inference_mode():
         if isinstance(model, ModelConfig):
+            check_quantized_checkpoint(model.quantization, config.quantization, device, dtype)
             decoder = Decoder(
                 model,
                 max_positions=max_model_len,
@@ -62,6 +65,8 @@ def load_model(
             )
             load(folder, decoder.weight_groups(), rename=decoder.rename)
             loaded = decoder
+            if model.quantization is not None:
+                quantization = model.quantization.method
         else:
             if config.quantization is not None:
                 raise ModelError(
@@ -83,7 +88,7 @@ def load_model(
         "native" if isinstance(loaded, Decoder) else "transformers",
         folder,
         str(dtype).removeprefix("torch."),
-        f" with {config.quantization} weights" if config.quantization else "",
+        f" with {quantization} weights" if quantization else "",
         device,
         attention.describe(),
     )

@@ -62,15 +62,26 @@ class Attention:
         query_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         self.sizes = [query_size, kv_size, kv_size]
+        names = config.family.names
         self.qkv = Linear(
-            config.hidden_size, sum(self.sizes), bias=config.qkv_bias, dtype=dtype, device=device
+            config.hidden_size,
+            sum(self.sizes),
+            bias=config.qkv_bias,
+            dtype=dtype,
+            device=device,
+            quantized=config.quantized(layer, names.qkv),
         )
         self.output = Linear(
-            query_size, config.hidden_size, bias=config.output_bias, dtype=dtype, device=device
+            query_size,
+            config.hidden_size,
+            bias=config.output_bias,
+            dtype=dtype,
+            device=device,
+            quantized=config.quantized(layer, (names.attention_output,)),
         )
         self.query_norm: Norm | None = None
         self.key_norm: Norm | None = None
-        if config.family.names.query_norm is not None:
+        if names.query_norm is not None:
             self.query_norm = Norm(config, config.head_dim, dtype, device)
             self.key_norm = Norm(config, config.head_dim, dtype, device)
 
@@ -105,15 +116,29 @@ def _norm_heads(x: Tensor, norm: Norm) -> Tensor:
 class MLP:
     """output(activation(gate(x)) · up(x)) or, without a gate, output(activation(input(x)))."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         inner, hidden = config.intermediate_size, config.hidden_size
-        gated = config.family.gated
+        names, gated = config.family.names, config.family.gated
         self.activation = (_GATED if gated else _PLAIN)[config.activation]
         self.sizes = [inner, inner] if gated else [inner]
         self.input = Linear(
-            hidden, sum(self.sizes), bias=config.mlp_bias, dtype=dtype, device=device
+            hidden,
+            sum(self.sizes),
+            bias=config.mlp_bias,
+            dtype=dtype,
+            device=device,
+            quantized=config.quantized(layer, names.mlp_input),
         )
-        self.output = Linear(inner, hidden, bias=config.mlp_bias, dtype=dtype, device=device)
+        self.output = Linear(
+            inner,
+            hidden,
+            bias=config.mlp_bias,
+            dtype=dtype,
+            device=device,
+            quantized=config.quantized(layer, (names.mlp_output,)),
+        )
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Transform each row of [T, hidden_size]."""
@@ -132,7 +157,7 @@ class DecoderLayer:
         self.input_norm = Norm(config, hidden, dtype, device)
         self.attention = Attention(config, layer, dtype, device)
         self.mlp_norm = Norm(config, hidden, dtype, device)
-        self.mlp = MLP(config, dtype, device)
+        self.mlp = MLP(config, layer, dtype, device)
         #: Gemma's norms of what is added to the stream.
         self.attention_post_norm: Norm | None = None
         self.mlp_post_norm: Norm | None = None
@@ -195,9 +220,13 @@ class DecoderLayer:
         self, linear: Linear, names: tuple[str, ...], sizes: Sequence[int] = ()
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the checkpoint's projections that stand one below the other in a fused one."""
-        sizes = sizes if len(names) > 1 else [linear.weight.shape[0]]
-        for name, weight in zip(names, torch.split(linear.weight, list(sizes)), strict=True):
-            yield f"{name}.weight", weight.T if self.transposed else weight
+        sizes = sizes if len(names) > 1 else [linear.outputs]
+        if linear.stored is not None:
+            for index, kind, target in linear.stored.targets(sizes):
+                yield f"{names[index]}.{kind}", target
+        else:
+            for name, weight in zip(names, torch.split(linear.weight, list(sizes)), strict=True):
+                yield f"{name}.weight", weight.T if self.transposed else weight
         if linear.bias is not None:
             for name, bias in zip(names, torch.split(linear.bias, list(sizes)), strict=True):
                 yield f"{name}.bias", bias
@@ -383,6 +412,6 @@ class Decoder:
         tied_head = self.config.tie_word_embeddings and name == f"{names.head}.weight"
         return (
             tied_head
-            or name.endswith(names.ignored_ends)
+            or name.endswith(names.ignored_ends + self.config.unused_biases)
             or name.startswith(names.ignored_prefixes)
         )
