@@ -9,11 +9,13 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
     ConnectionError,  # noqa: A004 - the builtin of this name is not what redis raises
     MasterDownError,
+    MovedError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -36,10 +38,12 @@ _TRANSIENT: Final[Mapping[str, str]] = MappingProxyType(
         "NOREPLICAS": "takes no writes, because too few replicas are connected",
         "READONLY": "is a read-only replica: point redis_url at the primary",
         "TRYAGAIN": "is moving the keys to another node",
+        "UNBLOCKED": "has become a replica",
     }
 )
 _REFUSALS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "MOVED": "belongs to a Cluster: use its redis+cluster:// URL",
         "NOAUTH": "refuses us: it needs a password",
         "NOPERM": "refuses us: the user of redis_url lacks a permission",
         "WRONGPASS": "refuses us: the user name or the password is wrong",
@@ -72,6 +76,8 @@ _CODE_OF: Final[Mapping[type[RedisError], str]] = MappingProxyType(
         OutOfMemoryError: _OUT_OF_MEMORY,
         ReadOnlyError: "READONLY",
         TryAgainError: "TRYAGAIN",
+        MovedError: "MOVED",
+        AskError: "ASK",
     }
 )
 
@@ -99,7 +105,7 @@ def decodes_responses(client: Any) -> bool:
 
 def _translated(error: RedisError, server: str) -> InferqError | None:
     """Return the error as ours; None for a fault of ours."""
-    code = _code(error)
+    code = reply_code(error)
     if code == _OUT_OF_MEMORY or "OOM command" in str(error):
         return QueueFull(f"{server} is out of memory")
     if code in _TRANSIENT:
@@ -116,8 +122,8 @@ def _translated(error: RedisError, server: str) -> InferqError | None:
     return None
 
 
-def _code(error: RedisError) -> str:
-    """Return the code of an error reply; the first word of one without."""
+def reply_code(error: RedisError) -> str:
+    """Return the code of an error reply; the first word of one without, nothing of no reply."""
     for kind, code in _CODE_OF.items():
         if isinstance(error, kind):
             return code

@@ -8,23 +8,30 @@ it is the wrong one is asked about again; to the caller all that is a lost conne
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
-from redis.asyncio.connection import parse_url
+from redis.asyncio import (
+    Connection,
+    ConnectionPool,
+    Redis,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
+from redis.asyncio.connection import AbstractConnection, parse_url
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import (
-    AskError,
-    ClusterDownError,
     ConnectionError,  # noqa: A004 - the builtin of this name is not what redis raises
-    MasterDownError,
-    ReadOnlyError,
     RedisError,
 )
 
+from inferq.protocol.connection import reply_code
 from inferq.protocol.errors import InvalidRequestError
 
 #: Longest wait in seconds for a Sentinel or a node to say where a server is.
@@ -39,6 +46,10 @@ FORM: Final = (
 _PLAIN: Final = ("redis", "rediss", "unix")
 _ROUTED: Final = re.compile(r"(rediss?)\+(sentinel|cluster)")
 _DEFAULT_PORTS: Final = {"sentinel": 26379, "cluster": 6379}
+#: Replies of a server that is not, or no longer, the one to talk to.
+_WRONG_SERVER: Final = frozenset(
+    {"MOVED", "ASK", "READONLY", "CLUSTERDOWN", "MASTERDOWN", "UNBLOCKED"}
+)
 _NODE: Final = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d{1,5}))?")
 
 Address = tuple[str, int]
@@ -79,22 +90,16 @@ class ServerUrl:
 
         `options` are those of redis-py's connections. Nothing is connected yet.
         """
+        given: dict[str, Any] = options | dict(parse_url(self.plain))
+        kind = given.pop("connection_class", Connection)
+        if kind is not UnixDomainSocketConnection:
+            given["socket_keepalive"] = True
         if self.kind == "standalone":
-            if not self.plain.startswith("unix:"):
-                options["socket_keepalive"] = True
-            client: Redis = Redis.from_url(
-                self.plain, single_connection_client=single_connection, **options
-            )
-            return client
-        given: dict[str, Any] = dict(parse_url(self.plain))
-        given |= {"host": "", "port": 0, "socket_keepalive": True, **options}
-        is_tls = given.pop("connection_class", None) is SSLConnection
-        router = self._router(slot_key, given, is_tls=is_tls)
-        pool = ConnectionPool(
-            connection_class=_RoutedSSLConnection if is_tls else _RoutedConnection,
-            router=router,
-            **given,
-        )
+            pool = ConnectionPool(connection_class=_FIXED[kind], **given)
+        else:
+            given |= {"host": "", "port": 0}
+            given["router"] = self._router(slot_key, given, is_tls=kind is SSLConnection)
+            pool = ConnectionPool(connection_class=_ROUTED_TO[kind], **given)
         client = Redis(connection_pool=pool, single_connection_client=single_connection)
         client.auto_close_connection_pool = True
         return client
@@ -143,11 +148,7 @@ class SentinelRouter:
         """Ask the Sentinels, one after the other."""
         sentinel = Sentinel(  # type: ignore[no-untyped-call]
             self._nodes,
-            sentinel_kwargs={
-                "socket_timeout": LOOK_UP_TIMEOUT_S,
-                "socket_connect_timeout": LOOK_UP_TIMEOUT_S,
-                **self._options,
-            },
+            sentinel_kwargs=_look_up_options() | self._options,
         )
         try:
             host, port = await sentinel.discover_master(self._service)
@@ -195,13 +196,13 @@ class ClusterRouter:
         async with Redis(
             host=host,
             port=port,
-            socket_timeout=LOOK_UP_TIMEOUT_S,
-            socket_connect_timeout=LOOK_UP_TIMEOUT_S,
-            **self._options,
+            **(_look_up_options() | self._options),
         ) as client:
             ranges: Any = await client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
         owners = _slot_owners(ranges, host)
-        self._known = list(dict.fromkeys((*self._seeds, *(owner for _, _, owner in owners))))
+        # The one that answered first: the next look-up shall not wait for dead ones again.
+        known = (node, *self._seeds, *(owner for _, _, owner in owners))
+        self._known = list(dict.fromkeys(known))
         for first, last, owner in owners:
             if first <= self._slot <= last:
                 return owner
@@ -216,7 +217,35 @@ class ClusterRouter:
         self._found = address
 
 
-class _RoutedConnection(Connection):
+class _WaryConnection(AbstractConnection):
+    """A connection that ends when the server says that it is the wrong one."""
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        """Read one; the next call after such a reply connects anew, perhaps to another server."""
+        try:
+            return await super().read_response(*args, **options)
+        except RedisError as error:
+            if reply_code(error) in _WRONG_SERVER:
+                await self._leave(error)
+            raise
+
+    async def _leave(self, error: RedisError) -> None:  # noqa: ARG002 - for who looks elsewhere
+        await self.disconnect()
+
+
+class _FixedConnection(_WaryConnection, Connection):
+    """One to a fixed host; its name, or a proxy, may lead to another server the next time."""
+
+
+class _FixedSSLConnection(_FixedConnection, SSLConnection):
+    """The same with TLS."""
+
+
+class _FixedUnixConnection(_WaryConnection, UnixDomainSocketConnection):
+    """The same by a socket of this machine."""
+
+
+class _RoutedConnection(_WaryConnection, Connection):
     """A connection that asks its router for the address whenever it is made."""
 
     def __init__(self, *, router: Router, **options: Any) -> None:
@@ -234,18 +263,35 @@ class _RoutedConnection(Connection):
         if isinstance(self._router, ClusterRouter):
             self._router.keep(address)
 
-    async def read_response(self, *args: Any, **options: Any) -> Any:
-        """Read one; a wrong server, or one that is no primary any more, is a lost connection."""
-        try:
-            return await super().read_response(*args, **options)
-        except (AskError, ReadOnlyError, ClusterDownError, MasterDownError) as error:
-            self._router.forget()
-            await self.disconnect()
-            raise ConnectionError(f"the server has changed its part: {error}") from error
+    async def _leave(self, error: RedisError) -> None:
+        self._router.forget()
+        await super()._leave(error)
+        raise ConnectionError(f"the server has changed its part: {error}") from error
 
 
 class _RoutedSSLConnection(_RoutedConnection, SSLConnection):
     """The same with TLS."""
+
+
+_FIXED: Final[Mapping[type[AbstractConnection], type[AbstractConnection]]] = MappingProxyType(
+    {
+        Connection: _FixedConnection,
+        SSLConnection: _FixedSSLConnection,
+        UnixDomainSocketConnection: _FixedUnixConnection,
+    }
+)
+_ROUTED_TO: Final[Mapping[type[AbstractConnection], type[AbstractConnection]]] = MappingProxyType(
+    {Connection: _RoutedConnection, SSLConnection: _RoutedSSLConnection}
+)
+
+
+def _look_up_options() -> dict[str, Any]:
+    # The caller's time is for all nodes together: one that is dead is asked once.
+    return {
+        "socket_timeout": LOOK_UP_TIMEOUT_S,
+        "socket_connect_timeout": LOOK_UP_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+    }
 
 
 def _slot_owners(ranges: Any, asked_host: str) -> list[tuple[int, int, Address]]:

@@ -24,6 +24,8 @@ from inferq.protocol.scripts import QueueScripts
 from inferq.protocol.servers import ServerUrl
 
 START_TIMEOUT_S = 30.0
+#: Of the Sentinels themselves, another than their servers'.
+SENTINEL_PASSWORD = "watch"
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -81,18 +83,24 @@ class Cluster:
 
 @pytest.fixture(scope="session")
 def cluster(redis_binary: str) -> Iterator[Cluster]:
-    settings = {"cluster-enabled": "yes", "cluster-node-timeout": "2000"}
+    # The bus is 10,000 ports above by default, which not every free port can be followed by.
+    buses = [free_port() for _ in range(3)]
     with ExitStack() as stack:
-        nodes = [
-            stack.enter_context(EmbeddedServer(binary=redis_binary, settings=settings))
-            for _ in range(3)
-        ]
+        nodes = []
+        for bus in buses:
+            settings = {
+                "cluster-enabled": "yes",
+                "cluster-node-timeout": "2000",
+                "cluster-port": str(bus),
+            }
+            node = EmbeddedServer(binary=redis_binary, settings=settings)
+            nodes.append(stack.enter_context(node))
         made = Cluster(nodes)
         for index, node in enumerate(nodes):
             slots = [slot for slot in range(16384) if made.node_of(slot) == index]
             made.call(index, "CLUSTER", "ADDSLOTSRANGE", slots[0], slots[-1])
             if index:
-                made.call(0, "CLUSTER", "MEET", "127.0.0.1", node.port)
+                made.call(0, "CLUSTER", "MEET", "127.0.0.1", node.port, buses[index])
         for index in range(3):
             wait_until(
                 lambda index=index: b"cluster_state:ok" in made.call(index, "CLUSTER", "INFO"),
@@ -112,16 +120,17 @@ class SentinelTrio:
     @property
     def url(self) -> str:
         hosts = ",".join(f"127.0.0.1:{port}" for port in self.ports)
-        return f"redis+sentinel://:{self.password}@{hosts}/primary/0"
+        login = f"sentinel_password={SENTINEL_PASSWORD}"
+        return f"redis+sentinel://:{self.password}@{hosts}/primary/0?{login}"
 
     def primary_port(self) -> int:
-        with redis.Redis(port=self.ports[0]) as client:
+        with redis.Redis(port=self.ports[0], password=SENTINEL_PASSWORD) as client:
             address = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "primary")
             return int(address[1])
 
     def fail_over(self) -> None:
         before = self.primary_port()
-        with redis.Redis(port=self.ports[0]) as client:
+        with redis.Redis(port=self.ports[0], password=SENTINEL_PASSWORD) as client:
             client.execute_command("SENTINEL", "FAILOVER", "primary")
         wait_until(lambda: self.primary_port() != before, "no fail-over")
 
@@ -146,6 +155,7 @@ def sentinels(redis_binary: str, tmp_path: Path) -> Iterator[SentinelTrio]:
             config = tmp_path / f"sentinel-{index}.conf"
             config.write_text(
                 f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\n"
+                f"requirepass {SENTINEL_PASSWORD}\nsentinel sentinel-pass {SENTINEL_PASSWORD}\n"
                 f"sentinel monitor primary 127.0.0.1 {primary.port} 2\n"
                 f'sentinel auth-pass primary "{password}"\n'
                 "sentinel down-after-milliseconds primary 1000\n"
@@ -164,7 +174,7 @@ def sentinels(redis_binary: str, tmp_path: Path) -> Iterator[SentinelTrio]:
 
 
 def _is_complete(port: int) -> bool:
-    with redis.Redis(port=port) as client:
+    with redis.Redis(port=port, password=SENTINEL_PASSWORD) as client:
         state = client.sentinel_master("primary")
         return int(state["num-slaves"]) == 2 and int(state["num-other-sentinels"]) == 2
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from redis.crc import key_slot
 
 from inferq.producer import AsyncClient, QueueAdmin
@@ -67,3 +69,23 @@ async def test_a_stream_goes_on_when_its_slot_moves_to_another_node(
         assert tokens == [0, 1, 2]
         assert (await job.status()).state == "done"
     cluster.move(slot, target, source)
+
+
+async def test_nodes_that_are_gone_cost_a_look_up_no_time(
+    cluster: Any, mini_worker: Callable[..., Any], free_port: int
+) -> None:
+    url = cluster.url.replace("redis+cluster://", f"redis+cluster://127.0.0.1:{free_port},")
+    worker = mini_worker(url)
+    started = time.monotonic()
+    assert await worker.claim() == []
+    assert time.monotonic() - started < 2
+
+
+async def test_a_single_server_s_url_of_a_cluster_is_refused_with_advice(
+    cluster: Any, queue: str
+) -> None:
+    owner = cluster.node_of(slot_of(queue, 0))
+    other = cluster.nodes[(owner + 1) % 3]
+    async with AsyncClient(other.url, queue) as client:
+        with pytest.raises(ServerLost, match=r"redis\+cluster://"):
+            await client.submit("x")

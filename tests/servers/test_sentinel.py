@@ -43,9 +43,12 @@ async def test_a_stream_goes_on_through_a_fail_over(
         assert (await client.submit("after the fail-over")).created
 
 
-async def test_sentinels_that_do_not_know_the_service_are_named(sentinels: Any) -> None:
-    url = sentinels.url.replace("/primary/", "/secondary/")
-    async with AsyncClient(url, "q") as client:
-        with pytest.raises(ServerLost, match="secondary"):
-            await client.ping()
-        assert "word" not in repr(client)
+async def test_sentinels_that_do_not_know_the_service_or_us_are_said(sentinels: Any) -> None:
+    unknown = sentinels.url.replace("/primary/", "/secondary/")
+    refused = sentinels.url.replace("sentinel_password=watch", "sentinel_password=guess")
+    for url, said in ((unknown, "secondary"), (refused, "primary")):
+        async with AsyncClient(url, "q") as client:
+            with pytest.raises(ServerLost, match=said) as caught:
+                await client.ping()
+            assert "word" not in repr(client)
+            assert "guess" not in f"{client!r}{caught.value}"
