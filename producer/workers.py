@@ -19,7 +19,8 @@ class WorkerInfo:
 
     Counts are in KV blocks of `block_size` tokens, and in sequences; `peak_blocks` is the most
     blocks that were ever in use. `prefix_hit_tokens` of `prefix_query_tokens` prompt tokens were
-    found in the prefix cache since the worker started.
+    found in the prefix cache since the worker started. `adapters` are names that jobs may ask for
+    as models, beside `model`.
     """
 
     name: str
@@ -39,6 +40,7 @@ class WorkerInfo:
     preemptions: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    adapters: tuple[str, ...] = ()
 
     @property
     def is_alive(self) -> bool:
@@ -73,7 +75,12 @@ class WorkerInfo:
             preemptions=count("preemptions"),
             prefix_query_tokens=count("prefix_queries"),
             prefix_hit_tokens=count("prefix_hits"),
+            adapters=_names(report.get("adapters")),
         )
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 async def read_workers(server: RedisServer, scripts: QueueScripts) -> list[WorkerInfo]:

@@ -319,7 +319,7 @@ class QueueScripts:
         """Return what the queue holds, all of one moment."""
         return QueueOverview.from_row(await self._call("overview"))
 
-    async def register(self, worker: str, info: Mapping[str, str | int]) -> Registered:
+    async def register(self, worker: str, info: Mapping[str, Any]) -> Registered:
         """Record a worker's heartbeat, and learn whether somebody asked it to drain."""
         return Registered.from_row(await self._call("register", worker, msgpack.packb(dict(info))))
 

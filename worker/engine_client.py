@@ -105,6 +105,7 @@ class EngineClient:
         resumed: Sequence[tuple[Sequence[int], bool]] = (),
         priority: int = 0,
         cache_salt: str = "",
+        adapter: str = "",
     ) -> None:
         """Hand a request to the engine.
 
@@ -122,6 +123,7 @@ class EngineClient:
                 params.to_wire(),
                 priority,
                 cache_salt,
+                adapter,
             ]
         )
 

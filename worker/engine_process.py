@@ -26,9 +26,11 @@ from inferq.worker.frames import encode_output, pack, unpack
 from inferq.worker.logs import configure_logging
 from inferq.worker.model.host_threads import share_cores
 
-#: Exit status when the parent went away, and when the model could not be loaded.
+#: Exit status when the parent went away, when the model could not be loaded, and when another rank
+#: of a divided model is gone.
 EXIT_ORPHANED: Final = 70
 EXIT_NOT_LOADED: Final = 71
+EXIT_RANK_LOST: Final = 72
 
 
 class Outbox:
@@ -111,6 +113,7 @@ class EngineLoop:
         params: dict[str, Any],
         priority: int,
         cache_salt: str,
+        adapter: str,
     ) -> None:
         try:
             self._engine.add_request(
@@ -122,6 +125,7 @@ class EngineLoop:
                     priority=priority,
                     arrival=time.monotonic(),
                     cache_salt=cache_salt,
+                    adapter=adapter,
                 )
             )
         except InvalidRequestError as error:
@@ -182,7 +186,8 @@ def main(connection: Connection) -> int:
 
     try:
         config = EngineConfig(**options)
-        engine = load_engine(config)
+        # At once: a step may hang on the lost rank, and an idle worker must take no more jobs.
+        engine = load_engine(config, on_rank_lost=lambda: os._exit(EXIT_RANK_LOST))
     except InferqError as error:
         return EXIT_NOT_LOADED if _send(connection, _failure(error)) else EXIT_ORPHANED
     info = {

@@ -2,7 +2,7 @@
 
 to the engine    [options]                              the first frame: the engine's settings
                  ["add", id, prompt ids, [[output ids, ended], …] (resumed), params, priority,
-                  cache salt]
+                  cache salt, adapter]
                  ["abort", [[id, output index or None for all], …]]
 from the engine  ["ready", {num_blocks, block_size, max_model_len, vocab_size}]
                  ["failed", message, field]             the model cannot be served

@@ -23,14 +23,14 @@ class BlockLink(NamedTuple):
 class PrefixChain:
     """The links of one token list's full blocks, extended as the list grows.
 
-    Chains of different salts have no digest in common.
+    Chains of different salts, or of different adapters, have no digest in common.
     """
 
     __slots__ = ("_block_size", "_root", "links")
 
-    def __init__(self, block_size: int, salt: str = "") -> None:
+    def __init__(self, block_size: int, salt: str = "", adapter: str = "") -> None:
         self._block_size = block_size
-        self._root = sha256(salt.encode()).digest()
+        self._root = sha256(sha256(salt.encode()).digest() + adapter.encode()).digest()
         self.links: list[BlockLink] = []
 
     def copy(self) -> PrefixChain:

@@ -28,7 +28,8 @@ class EngineRequest:
     `resumed` has what an earlier run published of each output, by index: they go on after it, and
     those that it does not reach start anew. Requests are served by `priority` (lower is more
     urgent), then `arrival` (any one clock), then `request_id`. Requests with different `cache_salt`
-    never share a prefix. `params.seed` is set.
+    never share a prefix. `adapter` is the name of one of the engine's, empty for the base model.
+    `params.seed` is set.
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class EngineRequest:
     priority: int = 0
     arrival: float = 0.0
     cache_salt: str = ""
+    adapter: str = ""
 
 
 class SequenceStatus(Enum):
@@ -61,6 +63,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "block_table",
         "child_index",
         "cumulative_logprob",
@@ -85,6 +88,7 @@ class Sequence:
         self.request_id = request.request_id
         self.child_index = child_index
         self.params = request.params
+        self.adapter = request.adapter
         self.token_ids = [*request.prompt_token_ids]
         if child_index < len(request.resumed):
             self.token_ids += request.resumed[child_index].token_ids
@@ -94,7 +98,7 @@ class Sequence:
         self.cumulative_logprob = None if self.num_output_tokens else 0.0
         self.block_table: list[int] = []
         self.host_table: list[int] = []
-        self.prefix_chain = PrefixChain(block_size, request.cache_salt)
+        self.prefix_chain = PrefixChain(block_size, request.cache_salt, request.adapter)
         self.status = SequenceStatus.WAITING
         #: Whether it ends with its last token, which is being sampled: whatever that will be.
         self.is_ending = False
@@ -108,7 +112,7 @@ class Sequence:
         """Return a sequence that goes on from the same tokens; the blocks are not acquired yet."""
         child = Sequence.__new__(Sequence)
         child.request_id, child.params, child.group = self.request_id, self.params, self.group
-        child.child_index = child_index
+        child.child_index, child.adapter = child_index, self.adapter
         child.token_ids = self.token_ids.copy()
         child.num_prompt_tokens = self.num_prompt_tokens
         child.num_computed_tokens = self.num_computed_tokens

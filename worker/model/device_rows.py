@@ -24,7 +24,7 @@ class RowUpdates:
     floats: NDArray[np.float32]
     """[3, P]: temperature, top_p and min_p."""
     integers: NDArray[np.int64]
-    """[3, P]: top_k, seed and child."""
+    """[4, P]: top_k, seed, child and the adapter's number."""
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
@@ -40,9 +40,9 @@ class DeviceRows:
         size = num_rows + 1
         self.block_tables = torch.zeros(size, max_blocks, dtype=torch.int32, device=device)
         self._floats = torch.zeros(3, size, dtype=torch.float32, device=device)
-        # top_p 1 and the rest 0: the padding row is greedy.
+        # top_p 1 and the rest 0: the padding row is greedy, of the base model.
         self._floats[1] = 1
-        self._integers = torch.zeros(3, size, dtype=torch.int64, device=device)
+        self._integers = torch.zeros(4, size, dtype=torch.int64, device=device)
 
     def update(self, rows: Tensor, block_tables: Tensor, floats: Tensor, integers: Tensor) -> None:
         """Take `RowUpdates`, copied to the device."""
@@ -53,8 +53,12 @@ class DeviceRows:
     def parameters(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return temperature, top_k, top_p, min_p, seed and child [N] of rows [N]."""
         temperature, top_p, min_p = self._floats[:, rows]
-        top_k, seed, child = self._integers[:, rows]
+        top_k, seed, child = self._integers[:3, rows]
         return temperature, top_k, top_p, min_p, seed, child
+
+    def adapters(self, rows: Tensor) -> Tensor:
+        """Return the number of the adapter of each of rows [N], 0 for none."""
+        return self._integers[3, rows]
 
 
 def padding_columns(num_rows: int) -> tuple[int, int, int, int, int]:

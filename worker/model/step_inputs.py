@@ -61,6 +61,8 @@ class DecodeInputs(StepSamples):
     """[5, size]: rows in `DeviceRows`, tokens computed before, tokens (below 0: see the next),
     indexes into what the step before sampled, and blocks to write to; then padding."""
     updates: RowUpdates | None
+    has_adapters: bool
+    """Whether some sequence has an adapter: its number is in the sequence's row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +76,20 @@ class StepInputs(StepSamples):
     batch: AttentionBatch
     rows: Tensor
     """Indexes into T: the last tokens of the sequences that sample, then the asked prompt rows."""
+    adapters: Tensor | None
+    """int64 [T]: the number of each token's adapter, 0 for none; None if all are 0."""
 
 
 class SequenceRows:
     """Host rows of the sequences in the latest plan; those that left it lose their row."""
 
     def __init__(
-        self, max_num_seqs: int, max_blocks: int, block_size: int, vocab_size: int
+        self,
+        max_num_seqs: int,
+        max_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        adapters: SequenceOf[str],
     ) -> None:
         self.block_tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self.temperature = np.zeros(max_num_seqs, dtype=np.float32)
@@ -89,6 +98,7 @@ class SequenceRows:
         self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
         self.seed = np.zeros(max_num_seqs, dtype=np.int64)
         self.child = np.zeros(max_num_seqs, dtype=np.int64)
+        self.adapter = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         self.is_ranked = np.zeros(max_num_seqs, dtype=np.bool_)
         self.asked = np.zeros(max_num_seqs, dtype=np.uint8)
@@ -100,6 +110,7 @@ class SequenceRows:
         self.device_blocks = np.full(max_num_seqs, -1, dtype=np.int64)
         self._block_size = block_size
         self._vocab_size = vocab_size
+        self._adapters = {name: number for number, name in enumerate(("", *adapters))}
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._rows: dict[Sequence, int] = {}
         # The list that a row was copied from: a preempted sequence comes back with another one.
@@ -150,7 +161,9 @@ class SequenceRows:
             rows=stale,
             block_tables=self.block_tables[stale, : int(last_blocks[is_stale].max()) + 1],
             floats=np.stack((self.temperature[stale], self.top_p[stale], self.min_p[stale])),
-            integers=np.stack((self.top_k[stale], self.seed[stale], self.child[stale])),
+            integers=np.stack(
+                (self.top_k[stale], self.seed[stale], self.child[stale], self.adapter[stale])
+            ),
         )
 
     def _set_params(self, row: int, sequence: Sequence) -> None:
@@ -165,6 +178,7 @@ class SequenceRows:
         self.min_p[row] = params.min_p
         self.seed[row] = params.seed or 0
         self.child[row] = sequence.child_index
+        self.adapter[row] = self._adapters[sequence.adapter]
         self.min_length[row] = sequence.num_prompt_tokens + params.min_tokens
         self.num_logprobs[row] = num_alternatives(logprobs, self._vocab_size)
         self.is_ranked[row] = not is_beam and params.num_candidates > params.n
@@ -183,12 +197,13 @@ class StepInputBuilder:
         block_size: int,
         vocab_size: int,
         device: torch.device,
+        adapters: SequenceOf[str] = (),
     ) -> None:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._copy = PackedCopy(device)
         max_blocks = -(-max_model_len // block_size)
-        self._rows = SequenceRows(max_num_seqs, max_blocks, block_size, vocab_size)
+        self._rows = SequenceRows(max_num_seqs, max_blocks, block_size, vocab_size, adapters)
         self._counting = np.arange(max_num_tokens, dtype=np.int64)
         self._padding = np.array(padding_columns(max_num_seqs))[:, None]
 
@@ -220,6 +235,7 @@ class StepInputBuilder:
         sampled_rows, sampled_known = rows[sampled], known[sampled]
         self._rows.sample_index[sampled_rows] = self._counting[: sampled.size]
         too_early = np.flatnonzero(sampled_known < self._rows.min_length[sampled_rows]).tolist()
+        adapters = self._rows.adapter[rows]
         arrays = (
             np.append(starts, total).astype(np.int32),
             seq_lens.astype(np.int32),
@@ -230,6 +246,7 @@ class StepInputBuilder:
             computed,
             unknown,
             sources,
+            *((adapters[owners],) if adapters.any() else ()),
         )
         copies = self._copy.send(arrays)
         batch = AttentionBatch(
@@ -248,6 +265,7 @@ class StepInputBuilder:
             positions=copies[5],
             batch=batch,
             rows=copies[6],
+            adapters=copies[9] if len(copies) > 9 else None,
             sampled=[sequences[index] for index in sampled.tolist()],
             sampling=self._sampling(sampled_rows, sampled_known, asks),
             too_early=[(row, sequences[sampled[row]]) for row in too_early],
@@ -281,6 +299,7 @@ class StepInputBuilder:
         return DecodeInputs(
             columns=columns,
             updates=held.device_updates(rows, last_blocks),
+            has_adapters=bool(held.adapter[rows].any()),
             sampled=sequences,
             sampling=self._sampling(rows, known, asks),
             too_early=[(row, sequences[row]) for row in too_early],
