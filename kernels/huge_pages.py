@@ -1,10 +1,11 @@
-"""Memory in huge pages, for weights that are read from end to end in every step."""
+"""Memory in huge pages, for weights and caches that are read in every step."""
 
 from __future__ import annotations
 
 import mmap
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,19 +34,40 @@ class HugePages:
             return torch.empty(shape, dtype=dtype)
         size = torch.Size(shape).numel() * dtype.itemsize
         if size > self._free.numel():
-            self._free = _map(max(size, _CHUNK), advice)
+            mapped = _map(max(size, _CHUNK), advice)
+            if mapped is None:
+                return torch.empty(shape, dtype=dtype)
+            self._free = mapped
         taken = self._free[:size]
         self._free = self._free[size + -size % _ALIGNMENT :]
         return taken.view(dtype).view(shape)
 
 
-def _map(size: int, advice: int) -> Tensor:
-    """Return `size` bytes or more of fresh zeros that start on a huge page."""
+def huge_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return CPU zeros in huge pages, each of which takes memory when it is first touched.
+
+    Raises `MemoryError` where the address space cannot be had. Where the system has no such pages,
+    they are ordinary ones.
+    """
+    size = torch.Size(shape).numel() * dtype.itemsize
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    mapped = None if advice is None else _map(size, advice)
+    if mapped is None:
+        # NumPy asks the system for zeros; torch would write them.
+        mapped = torch.from_numpy(np.zeros(size, dtype=np.uint8))
+    return mapped[:size].view(dtype).view(shape)
+
+
+def _map(size: int, advice: int) -> Tensor | None:
+    """Return `size` bytes or more of fresh zeros that start on a huge page; None without those."""
     # Private: a shared mapping is a file in memory, for which other settings hold.
-    memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes cannot be mapped: {error}") from None
     try:
         memory.madvise(advice)
     except OSError:  # a kernel built without them
-        return torch.empty(size, dtype=torch.uint8)
+        return None
     mapped = torch.frombuffer(memory, dtype=torch.uint8)
     return mapped[-mapped.data_ptr() % _HUGE_PAGE :]
