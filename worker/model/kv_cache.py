@@ -6,10 +6,10 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from inferq.kernels.huge_pages import huge_zeros
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.model.causal_model import ModelShape
@@ -69,8 +69,7 @@ class KVCacheShape:
         shape = (num_blocks, self.layers, 2, self.block_size, self.kv_heads, self.head_dim)
         if device.type != "cpu" or not num_blocks:
             return torch.zeros(shape, dtype=self.dtype, device=device)
-        pages = np.zeros(num_blocks * self.block_bytes, dtype=np.uint8)
-        return torch.from_numpy(pages).view(self.dtype).view(shape)
+        return huge_zeros(shape, self.dtype)
 
     def allocate_on_host(self, num_blocks: int, device: torch.device) -> Tensor:
         """Return host memory for `num_blocks` blocks of `device`, pinned where that is a GPU."""
