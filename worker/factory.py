@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import torch
@@ -21,12 +22,16 @@ CPU_PREFILL_DELAY_MS: Final = 150
 FEWEST_PROMPT_TOKENS: Final = 32
 
 
-def load_engine(config: EngineConfig, load: WeightLoader = load_weights) -> Engine:
-    """Load the model, its weights by `load`, and size its KV pool.
+def load_engine(
+    config: EngineConfig,
+    load: WeightLoader = load_weights,
+    on_rank_lost: Callable[[], None] | None = None,
+) -> Engine:
+    """Load the model, its weights by `load`, and size its KV pool; see `load_runner`.
 
     Raises `ModelError` or `InvalidRequestError` for a model or an option that cannot be served.
     """
-    runner = load_runner(config, load)
+    runner = load_runner(config, load, on_rank_lost)
     must_compare = config.preemption_mode == "auto" and runner.num_swap_blocks > 0
     return Engine(
         config,

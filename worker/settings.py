@@ -59,6 +59,13 @@ class EngineSettings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs; auto takes a GPU where there is one."
     )
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Ranks among which the model is divided: that many GPUs, or processes on the "
+        "CPU; sizes of KV cache and swap space are those of each.",
+    )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block (page).")
     max_model_len: int | None = Field(
         None,

@@ -69,7 +69,7 @@ from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from inferq.worker import engine_process, factory
 
-def load_engine(config):
+def load_engine(config, **handlers):
     logging.getLogger("inferq.worker.model").info("%d weights", 7)
     stats = SimpleNamespace(blocks_total=1)
     return SimpleNamespace(stats=lambda: stats, max_model_len=1, vocab_size=1)

@@ -15,6 +15,8 @@ QUANTIZATIONS: Final = ("int8", "awq", "gptq")
 PREEMPTION_MODES: Final = ("auto", "recompute", "swap")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 _MAX_COUNT: Final = 2**31 - 1
+#: Ranks on one machine.
+_MAX_RANKS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,8 @@ class EngineConfig:
       they are multiplied (CPU only); `awq` and `gptq` are for checkpoints with 4-bit weights of
       that format, and refuse others; None takes the checkpoint's own format, quantized or not.
     - `device`: `auto`, `cpu`, `cuda` or `cuda:<index>`.
+    - `tensor_parallel_size`: ranks among which the model is divided: that many GPUs, or processes
+      on the CPU. Sizes of KV cache and swap space are those of each rank.
     - `block_size`: tokens in one KV block, a power of two.
     - `max_model_len`: longest prompt and output together, in tokens; None takes the model's.
     - `kv_cache_memory`: bytes for the KV cache; None takes a share of what is free.
@@ -59,6 +63,7 @@ class EngineConfig:
     dtype: str = "auto"
     quantization: str | None = None
     device: str = "auto"
+    tensor_parallel_size: int = 1
     block_size: int = 16
     max_model_len: int | None = None
     kv_cache_memory: int | None = None
@@ -87,6 +92,7 @@ class EngineConfig:
             _check_choice("quantization", self.quantization, QUANTIZATIONS)
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             _refuse("device", self.device, "auto, cpu, cuda or cuda:<index>")
+        _check_count("tensor_parallel_size", self.tensor_parallel_size, 1, _MAX_RANKS)
         _check_count("block_size", self.block_size, 1, 256)
         if self.block_size & (self.block_size - 1):
             _refuse("block_size", self.block_size, "a power of two")

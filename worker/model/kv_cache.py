@@ -121,7 +121,7 @@ def swap_pool_size(config: EngineConfig, shape: KVCacheShape, device: torch.devi
     """Return the number of host blocks for swapped sequences: `num_swap_blocks`, or `swap_space`.
 
     None where sequences are never swapped. Logs it; raises `ModelError` with the numbers where the
-    host has less memory than `swap_space` asks.
+    host has less memory than `swap_space` asks, of each rank.
     """
     if config.preemption_mode == "recompute":
         return 0
@@ -130,7 +130,8 @@ def swap_pool_size(config: EngineConfig, shape: KVCacheShape, device: torch.devi
         default = DEFAULT_SWAP_SPACE if device.type == "cuda" else 0.0
         space = default if config.swap_space is None else config.swap_space
         blocks = int(space * 2**30) // shape.block_bytes
-    if (size := blocks * shape.block_bytes) > (free := available_memory()):
+    free = available_memory() // config.tensor_parallel_size
+    if (size := blocks * shape.block_bytes) > free:
         raise ModelError(
             f"{blocks} blocks of host memory need {format_bytes(size)}, but "
             f"{format_bytes(free)} are free: lower swap_space to at most {free / 2**30:.1f}",
@@ -144,12 +145,15 @@ def swap_pool_size(config: EngineConfig, shape: KVCacheShape, device: torch.devi
 def cpu_budget(config: EngineConfig, shape: KVCacheShape, max_model_len: int) -> int:
     """Return the cache's bytes on the CPU: `kv_cache_memory`, or a share of what is free.
 
-    The default share goes beyond its cap only as far as one full-length request needs.
+    The default share, which all ranks divide, goes beyond its cap only as far as one full-length
+    request needs.
     """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
     one_request = shape.blocks_for(max_model_len) * shape.block_bytes
-    return min(int(available_memory() * CPU_MEMORY_SHARE), max(CPU_MEMORY_CAP, one_request))
+    ranks = config.tensor_parallel_size
+    share = int(available_memory() * CPU_MEMORY_SHARE) // ranks
+    return min(share, max(CPU_MEMORY_CAP // ranks, one_request))
 
 
 def _too_small(config: EngineConfig, shape: KVCacheShape, max_model_len: int, blocks: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +15,9 @@ from inferq.kernels.matmul_int8 import pack_int8
 from inferq.protocol.errors import ModelError
 from inferq.worker.model.quantization import QuantizedProjection
 from inferq.worker.model.quantized_weight import QuantizedWeight
+
+#: Adds to a rank's part of a sum, in place, those of the other ranks.
+Reduction = Callable[[Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class Linear:
     """y = x · weightᵀ + bias, weight [outputs, inputs].
 
     The loader fills `weight` and `bias` through views, or `stored` where the checkpoint's weight is
-    quantized; `pack` then fixes the layout and lets them go.
+    quantized; `pack` then fixes the layout and lets them go. With `add_up`, this rank has some of
+    the inputs: the ranks' products are added up.
     """
 
     def __init__(
@@ -46,8 +51,10 @@ class Linear:
         dtype: torch.dtype,
         device: torch.device,
         quantized: QuantizedProjection | None = None,
+        add_up: Reduction | None = None,
     ) -> None:
         self.outputs = outputs
+        self._add_up = add_up
         self.stored: QuantizedWeight | None = None
         if quantized is None:
             self.weight = torch.empty(outputs, inputs, dtype=dtype, device=device)
@@ -69,9 +76,16 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply x [T, inputs]; returns [T, outputs]."""
+        if self._add_up is None:
+            return self._multiply(x, self.bias)
+        total = self._multiply(x, None)
+        self._add_up(total)
+        return total if self.bias is None else total.add_(self.bias)
+
+    def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self._packed is None:
-            return linear(x, self.weight, self.bias)
-        return self._packed.multiply(x, self.bias)
+            return linear(x, self.weight, bias)
+        return self._packed.multiply(x, bias)
 
     @property
     def has_rows(self) -> bool:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from inferq.kernels.attention import HEAD_DIMS, attention_ops
+from inferq.kernels.attention import HEAD_DIMS, AttentionOps, attention_ops
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.model.causal_model import CausalModel
+from inferq.worker.model.causal_model import CausalModel, ModelShape
 from inferq.worker.model.config import ModelConfig, read_json
 from inferq.worker.model.fallback import load_fallback
 from inferq.worker.model.fallback_config import FallbackConfig
 from inferq.worker.model.families import FAMILIES
-from inferq.worker.model.loader import WeightLoader
+from inferq.worker.model.loader import WeightLoader, load_weights
+from inferq.worker.model.parallel import Share
+from inferq.worker.model.parallel_group import RankGroup
 from inferq.worker.model.quantization import check_quantized_checkpoint
 from inferq.worker.model.transformer import Decoder
 
@@ -44,52 +47,103 @@ def load_model(
     load: WeightLoader,
 ) -> CausalModel:
     """Load a model's weights, those of our decoder by `load`, and log which path it takes."""
+    if isinstance(model, ModelConfig):
+        return load_decoder(
+            folder,
+            model,
+            config,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            device=device,
+            load=load,
+        )
+    if config.quantization is not None:
+        raise ModelError(
+            f"{model.architecture} is computed by transformers, whose weights are not quantized "
+            "here",
+            field="quantization",
+        )
+    attention = _attention(model, device)
+    with torch.inference_mode():
+        loaded = load_fallback(
+            folder,
+            model,
+            max_positions=max_model_len,
+            dtype=dtype,
+            device=device,
+            attention=attention,
+        )
+    _log_path("transformers", folder, model, dtype, loaded.device, attention)
+    return loaded
+
+
+def load_decoder(
+    folder: Path,
+    model: ModelConfig,
+    config: EngineConfig,
+    *,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    load: WeightLoader,
+    group: RankGroup | None = None,
+) -> Decoder:
+    """Load our decoder's weights by `load`, or from the folder's files a rank's share of them.
+
+    `group` need not be connected yet.
+    """
+    check_quantized_checkpoint(model.quantization, config.quantization, device, dtype)
+    attention = _attention(model, device)
+    with torch.inference_mode():
+        decoder = Decoder(
+            model,
+            max_positions=max_model_len,
+            dtype=dtype,
+            device=device,
+            attention=attention,
+            quantization=config.quantization,
+            group=group,
+        )
+        share = None if group is None else Share(model, group.rank, group.size)
+        if share is not None:
+            load = partial(load_weights, cut=share.cut)
+        load(folder, decoder.weight_groups(), rename=decoder.rename)
+    kind = "native"
+    quantization = config.quantization
+    if model.quantization is not None:
+        quantization = f"{model.quantization.method} in groups of {model.quantization.group_size}"
+    if quantization is not None:
+        kind = f"{kind}, {quantization} weights"
+    if group is not None:
+        kind = f"{kind}, rank {group.rank} of {group.size}"
+    _log_path(kind, folder, model, dtype, device, attention)
+    return decoder
+
+
+def _attention(model: ModelShape, device: torch.device) -> AttentionOps:
     attention = attention_ops(device)
     if attention.name == "triton" and model.head_dim not in HEAD_DIMS:
         raise ModelError(
             f"{model.architecture} has heads of {model.head_dim}; on {device} attention takes "
             f"{', '.join(str(size) for size in HEAD_DIMS)}"
         )
-    quantization = config.quantization
-    loaded: CausalModel
-    with torch.inference_mode():
-        if isinstance(model, ModelConfig):
-            check_quantized_checkpoint(model.quantization, config.quantization, device, dtype)
-            decoder = Decoder(
-                model,
-                max_positions=max_model_len,
-                dtype=dtype,
-                device=device,
-                attention=attention,
-                quantization=config.quantization,
-            )
-            load(folder, decoder.weight_groups(), rename=decoder.rename)
-            loaded = decoder
-            if model.quantization is not None:
-                quantization = model.quantization.method
-        else:
-            if config.quantization is not None:
-                raise ModelError(
-                    f"{model.architecture} is computed by transformers, whose weights are not "
-                    "quantized here",
-                    field="quantization",
-                )
-            loaded = load_fallback(
-                folder,
-                model,
-                max_positions=max_model_len,
-                dtype=dtype,
-                device=device,
-                attention=attention,
-            )
+    return attention
+
+
+def _log_path(
+    kind: str,
+    folder: Path,
+    model: ModelShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: AttentionOps,
+) -> None:
     _log.info(
-        "%s (%s) from %s: %s%s on %s, attention %s",
+        "%s (%s) from %s: %s on %s, attention %s",
         model.architecture,
-        "native" if isinstance(loaded, Decoder) else "transformers",
+        kind,
         folder,
         str(dtype).removeprefix("torch."),
-        f" with {quantization} weights" if quantization else "",
         device,
         attention.describe(),
     )
-    return loaded

@@ -72,9 +72,13 @@ class RankGroup:
         return torch.cat(parts, dim=1) if parts else x
 
     def abort(self) -> None:
-        """Let nobody on this rank wait for the others any longer; for any thread."""
-        if self._backend is not None:
-            self._backend.abort()
+        """Let work on the GPU wait for the other ranks no longer; its results are void.
+
+        For any thread. On the CPU calls end by themselves when a rank is gone.
+        """
+        backend, self._backend = self._backend, None
+        if backend is not None and self._device.type == "cuda":
+            backend.abort()
 
     @property
     def _connected(self) -> Backend:

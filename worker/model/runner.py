@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -39,6 +40,8 @@ from inferq.worker.model.linear import check_quantization
 from inferq.worker.model.loader import WeightLoader, load_weights
 from inferq.worker.model.memory import free_memory
 from inferq.worker.model.model_loading import load_model, read_model_config
+from inferq.worker.model.parallel_decoder import ParallelDecoder
+from inferq.worker.model.parallel_loading import load_divided
 from inferq.worker.model.profiling import cuda_budget, prefill_speed
 from inferq.worker.model.step_inputs import (
     DecodeInputs,
@@ -60,12 +63,18 @@ class LaunchedStep:
     step: StepSamples | None
     sampling: Sampling | None = None
     prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    check: Callable[[], None] | None = None
+    """Raises if what came back from the device cannot be trusted."""
 
     def results(self) -> list[SequenceResult]:
         """Wait for the sampled tokens; return one result for each scheduled sequence."""
         if self.step is None:
             return []
-        samples = None if self.sampling is None else self.sampling.finish()
+        try:
+            samples = None if self.sampling is None else self.sampling.finish()
+        finally:
+            if self.check is not None:
+                self.check()
         return step_results(self.plan, self.step, samples, self.prompt_logprobs)
 
 
@@ -98,6 +107,8 @@ class DecoderRunner:
         vocab_size: int,
         launches_ahead: bool = False,
         graphs: GraphBackend | None = None,
+        mover: BlockMover | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self.config = decoder.config
         #: Where the model was read from; its tokenizer lies there too.
@@ -113,7 +124,8 @@ class DecoderRunner:
         self._kv_cache = kv_cache
         self._block_size = config.block_size
         self._max_num_tokens = config.max_num_batched_tokens
-        self._mover = BlockMover(kv_cache, swap_space)
+        self._mover = mover or BlockMover(kv_cache, swap_space)
+        self._check = check
         #: Whether steps should be launched before the one ahead of them is collected.
         self.launches_ahead = launches_ahead
         self._thread = None
@@ -212,7 +224,7 @@ class DecoderRunner:
         if step.asks is not None and step.asks.prompt is not None:
             rows = hidden[len(step.sampled) :]
             prompt_logprobs = self._prompt_logprobs(plan, step.asks.prompt, rows)
-        return LaunchedStep(plan, step, sampling, prompt_logprobs)
+        return LaunchedStep(plan, step, sampling, prompt_logprobs, self._check)
 
     @property
     def device(self) -> torch.device:
@@ -268,10 +280,15 @@ class DecoderRunner:
         return found
 
 
-def load_runner(config: EngineConfig, load: WeightLoader = load_weights) -> DecoderRunner:
+def load_runner(
+    config: EngineConfig,
+    load: WeightLoader = load_weights,
+    on_rank_lost: Callable[[], None] | None = None,
+) -> DecoderRunner:
     """Load `config.model` and size its KV cache; raise `ModelError` for what cannot be served.
 
-    `load` fills the weights: by default from the folder's files.
+    `load` fills the weights: by default from the folder's files. `on_rank_lost` is called on a
+    thread when another rank of a divided model is gone; steps raise `RankLost` from then on.
     """
     folder = find_model_folder(config.model, config.revision)
     model = read_model_config(folder)
@@ -279,7 +296,18 @@ def load_runner(config: EngineConfig, load: WeightLoader = load_weights) -> Deco
     device = _device(config.device)
     check_quantization(config.quantization, device)
     dtype = _dtype(config.dtype, model, device)
-    decoder = load_model(
+    if config.tensor_parallel_size == 1:
+        decoder = load_model(
+            folder,
+            model,
+            config,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            device=device,
+            load=load,
+        )
+        return _sized_runner(config, decoder, model, folder, dtype)
+    divided = load_divided(
         folder,
         model,
         config,
@@ -287,27 +315,60 @@ def load_runner(config: EngineConfig, load: WeightLoader = load_weights) -> Deco
         dtype=dtype,
         device=device,
         load=load,
+        on_rank_lost=on_rank_lost,
     )
-    shape = KVCacheShape.of(model, config.block_size, dtype)
-    if device.type == "cpu":
-        budget = cpu_budget(config, shape, max_model_len)
-    else:
-        budget = cuda_budget(config, decoder, shape)
-    num_blocks = pool_size(config, shape, max_model_len, budget, free_memory(device))
+    try:
+        return _sized_runner(config, divided, divided.share, folder, dtype)
+    except BaseException:
+        divided.stop("the KV cache could not be made")
+        raise
+
+
+def _sized_runner(
+    config: EngineConfig, decoder: CausalModel, layers: ModelShape, folder: Path, dtype: torch.dtype
+) -> DecoderRunner:
+    """Return a runner with as many blocks as memory holds; `layers` are those of this process."""
+    device, max_model_len = decoder.device, decoder.max_positions
+    shape = KVCacheShape.of(layers, config.block_size, dtype)
+    budget, free = _budget(config, decoder, shape, max_model_len)
+    num_blocks = pool_size(config, shape, max_model_len, budget, free)
     num_swap_blocks = swap_pool_size(config, shape, device)
     for sentence in ineffective_options(config, device, num_swap_blocks):
         _log.warning(sentence)
+    kv_cache = shape.allocate(num_blocks, device)
+    swap_space = shape.allocate_on_host(num_swap_blocks, device)
+    divided = decoder if isinstance(decoder, ParallelDecoder) else None
+    if divided is not None:
+        divided.allocate(num_blocks, num_swap_blocks)
+    vocab_size = decoder.config.vocab_size
     return DecoderRunner(
         decoder,
-        shape.allocate(num_blocks, device),
-        shape.allocate_on_host(num_swap_blocks, device),
+        kv_cache,
+        swap_space,
         config,
         folder=folder,
         max_model_len=max_model_len,
-        vocab_size=min(model.vocab_size, tokenizer_vocab_size(folder) or model.vocab_size),
+        vocab_size=min(vocab_size, tokenizer_vocab_size(folder) or vocab_size),
         launches_ahead=_launches_ahead(config, device),
         graphs=CudaGraphs(device) if uses_graphs(config, decoder) else None,
+        mover=None if divided is None else divided.mover(kv_cache, swap_space),
+        check=None if divided is None else divided.check,
     )
+
+
+def _budget(
+    config: EngineConfig, decoder: CausalModel, shape: KVCacheShape, max_model_len: int
+) -> tuple[int, int]:
+    """Return the bytes for the KV cache, and those that are free, of the rank that has least."""
+    device = decoder.device
+    if device.type == "cpu":
+        free = free_memory(device) // config.tensor_parallel_size
+        return cpu_budget(config, shape, max_model_len), free
+    if not isinstance(decoder, ParallelDecoder):
+        return cuda_budget(config, decoder, shape), free_memory(device)
+    budget, others = decoder.measured(lambda: cuda_budget(config, decoder, shape))
+    budgets, free_bytes = zip((budget, free_memory(device)), *others, strict=True)
+    return min(budgets), min(free_bytes)
 
 
 def _launches_ahead(config: EngineConfig, device: torch.device) -> bool:

@@ -20,9 +20,11 @@ from inferq.kernels.activation import gelu_and_mul, silu_and_mul
 from inferq.kernels.attention import AttentionBatch, AttentionOps, AttentionPlan
 from inferq.kernels.rotary import rotary
 from inferq.worker.model.config import ModelConfig
-from inferq.worker.model.linear import Linear, LinearMethod
+from inferq.worker.model.linear import Linear, LinearMethod, Reduction
 from inferq.worker.model.loader import WeightGroup
 from inferq.worker.model.norm import Norm
+from inferq.worker.model.parallel import Share
+from inferq.worker.model.parallel_group import RankGroup, VocabularyPart
 from inferq.worker.model.rope import RotaryTable
 
 #: From the rows [T, 2 · inner] of gate and up, or [T, inner] of an MLP without a gate.
@@ -52,7 +54,12 @@ class Attention:
     """Self-attention over the paged cache, with query, key and value in one projection."""
 
     def __init__(
-        self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        add_up: Reduction | None,
     ) -> None:
         self.layer = layer
         self.head_dim = config.head_dim
@@ -78,6 +85,7 @@ class Attention:
             dtype=dtype,
             device=device,
             quantized=config.quantized(layer, (names.attention_output,)),
+            add_up=add_up,
         )
         self.query_norm: Norm | None = None
         self.key_norm: Norm | None = None
@@ -117,7 +125,12 @@ class MLP:
     """output(activation(gate(x)) · up(x)) or, without a gate, output(activation(input(x)))."""
 
     def __init__(
-        self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        add_up: Reduction | None,
     ) -> None:
         inner, hidden = config.intermediate_size, config.hidden_size
         names, gated = config.family.names, config.family.gated
@@ -138,6 +151,7 @@ class MLP:
             dtype=dtype,
             device=device,
             quantized=config.quantized(layer, (names.mlp_output,)),
+            add_up=add_up,
         )
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -149,15 +163,20 @@ class DecoderLayer:
     """Attention, then MLP, each behind a norm that first adds the last result to the stream."""
 
     def __init__(
-        self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        add_up: Reduction | None,
     ) -> None:
         names, hidden = config.family.names, config.hidden_size
         self.names = names
         self.transposed = config.family.transposed
         self.input_norm = Norm(config, hidden, dtype, device)
-        self.attention = Attention(config, layer, dtype, device)
+        self.attention = Attention(config, layer, dtype, device, add_up)
         self.mlp_norm = Norm(config, hidden, dtype, device)
-        self.mlp = MLP(config, layer, dtype, device)
+        self.mlp = MLP(config, layer, dtype, device, add_up)
         #: Gemma's norms of what is added to the stream.
         self.attention_post_norm: Norm | None = None
         self.mlp_post_norm: Norm | None = None
@@ -241,7 +260,11 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A decoder-only transformer whose parameters the loader fills through `targets`."""
+    """A decoder-only transformer whose parameters the loader fills through `targets`.
+
+    As one rank of a `group` it holds a share of the model: all ranks must make the same calls, and
+    logits are whole on rank 0 only.
+    """
 
     def __init__(
         self,
@@ -252,14 +275,21 @@ class Decoder:
         device: torch.device,
         attention: AttentionOps,
         quantization: str | None = None,
+        group: RankGroup | None = None,
     ) -> None:
         self.config = config
         self.max_positions = max_positions
         self.device = device
         self._method = LinearMethod(quantization)
+        vocab_size, layer_config, add_up = config.vocab_size, config, None
+        self._vocabulary: VocabularyPart | None = None
+        if group is not None:
+            share = Share(config, group.rank, group.size)
+            vocab_size, layer_config, add_up = share.vocabulary_rows, share.config, group.add_up
+            self._vocabulary = VocabularyPart.of(share, group)
         #: None once it is tied to a packed head whose rows can be read.
         self.embedding: Tensor | None = torch.empty(
-            config.vocab_size, config.hidden_size, dtype=dtype, device=device
+            vocab_size, config.hidden_size, dtype=dtype, device=device
         )
         #: What embeddings are multiplied with, rounded to their dtype as it was in training.
         self._embedding_scale: float | None = None
@@ -271,12 +301,11 @@ class Decoder:
             rows = config.max_position_embeddings + config.family.position_offset
             self._positions = torch.empty(rows, config.hidden_size, dtype=dtype, device=device)
         self.layers = [
-            DecoderLayer(config, layer, dtype, device) for layer in range(config.num_layers)
+            DecoderLayer(layer_config, layer, dtype, device, add_up)
+            for layer in range(config.num_layers)
         ]
         self.final_norm = Norm(config, config.hidden_size, dtype, device)
-        self.head = Linear(
-            config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
-        )
+        self.head = Linear(config.hidden_size, vocab_size, bias=False, dtype=dtype, device=device)
         if config.tie_word_embeddings:
             self.head.weight = self.embedding
         self._rotary = [
@@ -322,13 +351,13 @@ class Decoder:
         logits = self.head(hidden)
         if (cap := self.config.logits_soft_cap) is not None:
             logits = cap * torch.tanh(logits / cap)
-        return logits
+        return logits if self._vocabulary is None else self._vocabulary.join(logits)
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        if self.embedding is None:
-            embedded = self.head.rows(token_ids)
+        if self._vocabulary is None:
+            embedded = self._embedding_rows(token_ids)
         else:
-            embedded = embedding(token_ids, self.embedding)
+            embedded = self._vocabulary.embed(token_ids, self._embedding_rows)
         if self._embedding_scale is not None:
             embedded *= self._embedding_scale
         if self._positions is not None:
@@ -336,6 +365,11 @@ class Decoder:
                 positions + (self.config.family.position_offset or 0), self._positions
             )
         return embedded
+
+    def _embedding_rows(self, indices: Tensor) -> Tensor:
+        if self.embedding is None:
+            return self.head.rows(indices)
+        return embedding(indices, self.embedding)
 
     def pack(self) -> None:
         """Fix the weights' layout after loading; see `Linear.pack`."""

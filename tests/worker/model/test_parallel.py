@@ -1,0 +1,239 @@
+"""Models that are divided among ranks: the shares, their loading, and the joined results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import HashStore
+
+from inferq.kernels.attention import AttentionBatch
+from inferq.protocol.errors import ModelError
+from inferq.worker.engine.config import EngineConfig
+from inferq.worker.model import loader
+from inferq.worker.model.config import ModelConfig
+from inferq.worker.model.kv_cache import KVCacheShape
+from inferq.worker.model.loader import load_weights
+from inferq.worker.model.model_loading import load_decoder
+from inferq.worker.model.parallel import Share, check_devices, check_division
+from inferq.worker.model.parallel_group import RankGroup
+from inferq.worker.model.transformer import Decoder
+
+Make = Callable[..., Any]
+CPU = torch.device("cpu")
+TEXT = [5, 9, 11, 60, 7, 7, 30, 96, 3, 2, 1, 0]
+
+
+def load_rank(folder: Path, group: RankGroup, **options: Any) -> Decoder:
+    return load_decoder(
+        folder,
+        ModelConfig.read(folder),
+        EngineConfig(model=str(folder), **options),
+        max_model_len=64,
+        dtype=torch.float32,
+        device=CPU,
+        load=load_weights,
+        group=group,
+    )
+
+
+@torch.inference_mode()
+def logits_of_rank(folder: Path, rank: int, size: int, store: HashStore) -> Tensor:
+    """Compute `TEXT` in two steps on one rank; gives the logits [tokens, vocabulary] of rank 0."""
+    model = ModelConfig.read(folder)
+    group = RankGroup(rank, size, CPU)
+    decoder = load_rank(folder, group)
+    group.connect(store)
+    shape = KVCacheShape.of(Share(model, rank, size).config, 16, torch.float32)
+    kv_cache = shape.allocate(2, CPU)
+    parts = []
+    for first, count in ((0, 8), (8, len(TEXT) - 8)):
+        positions = torch.arange(first, first + count)
+        batch = AttentionBatch(
+            query_starts=torch.tensor([0, count], dtype=torch.int32),
+            seq_lens=torch.tensor([first + count], dtype=torch.int32),
+            block_tables=torch.tensor([[1]], dtype=torch.int32),
+            slot_mapping=16 + positions,
+            num_decodes=0,
+            query_lens=(count,),
+            context_lens=(first,),
+            block_size=16,
+        )
+        tokens = torch.tensor(TEXT[first : first + count])
+        parts.append(decoder.forward(tokens, positions, batch, kv_cache, torch.arange(count)))
+    return torch.cat(parts)
+
+
+def logits_of_ranks(folder: Path, size: int) -> Tensor:
+    """Run all ranks as threads of this process, over the same gloo as between processes."""
+    store = HashStore()
+    with ThreadPoolExecutor(size) as threads:
+        ranks = [threads.submit(logits_of_rank, folder, rank, size, store) for rank in range(size)]
+        return ranks[0].result(60)
+
+
+SIX_HEADS = {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 16}
+GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "num_key_value_heads": 4}
+OPT = {"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": 4}
+#: Of Gemma: queries are scaled, and some layers see a window.
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 6}
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "settings"),
+    [
+        ("Llama", 2, {"attention_bias": True, "mlp_bias": True}),
+        ("Llama", 4, {"tie_word_embeddings": True}),
+        ("Llama", 2, {"num_key_value_heads": 1}),
+        ("Llama", 3, {**SIX_HEADS, "num_key_value_heads": 3}),
+        ("Llama", 6, {**SIX_HEADS, "num_key_value_heads": 2}),
+        ("Qwen2", 4, {}),
+        ("Qwen3", 2, {"head_dim": 16}),
+        ("Phi3", 2, {"pad_token_id": 0}),
+        ("Gemma2", 4, GEMMA),
+        ("Gemma3Text", 2, GEMMA),
+        ("GPT2", 4, GPT2),
+        ("OPT", 2, OPT),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else str(value),
+)
+def test_ranks_together_compute_what_transformers_does(
+    make_model: Make,
+    reference_logits: Make,
+    family: str,
+    size: int,
+    settings: dict[str, Any],
+) -> None:
+    folder = make_model(family, **settings)
+    result = logits_of_ranks(folder, size)
+    expected = reference_logits(folder, TEXT)
+    assert result.shape == expected.shape
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+
+
+class RecordingFile:
+    """An open safetensors file that keeps the shapes of what is read."""
+
+    def __init__(self, file: Any, read: dict[str, int]) -> None:
+        self._file, self._read = file, read
+
+    def keys(self) -> Any:
+        return self._file.keys()
+
+    def get_tensor(self, name: str) -> Tensor:
+        tensor: Tensor = self._file.get_tensor(name)
+        return self._count(name, tensor)
+
+    def get_slice(self, name: str) -> Any:
+        return RecordingSlice(self._file.get_slice(name), lambda part: self._count(name, part))
+
+    def _count(self, name: str, part: Tensor) -> Tensor:
+        self._read[name] = self._read.get(name, 0) + part.numel()
+        return part
+
+
+class RecordingSlice:
+    def __init__(self, part: Any, count: Callable[[Tensor], Tensor]) -> None:
+        self._part, self._count = part, count
+        self.get_shape, self.get_dtype = part.get_shape, part.get_dtype
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self._count(self._part[index])
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"), [("Llama", {}), ("Phi3", {"pad_token_id": 0}), ("GPT2", GPT2)]
+)
+def test_a_rank_reads_its_slices_and_nothing_else(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch, family: str, settings: dict[str, Any]
+) -> None:
+    folder = make_model(family, vocab_size=96, **settings)
+    read: dict[str, int] = {}
+    opened = loader.safe_open
+    sizes: dict[str, int] = {}
+    with opened(folder / "model.safetensors", framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            sizes[name] = math.prod(file.get_slice(name).get_shape())
+
+    class Recording:
+        def __init__(self, path: Path, framework: str) -> None:
+            self._context = opened(path, framework=framework)
+
+        def __enter__(self) -> RecordingFile:
+            return RecordingFile(self._context.__enter__(), read)
+
+        def __exit__(self, *error: object) -> None:
+            self._context.__exit__(*error)
+
+    monkeypatch.setattr(loader, "safe_open", Recording)
+    load_rank(folder, RankGroup(1, 2, CPU))
+    whole = {name for name, size in sizes.items() if read[name] == size}
+    halves = {name for name, size in sizes.items() if 2 * read[name] == size}
+    assert whole | halves == set(sizes)
+    # What every rank has: norms, biases of sums, learned positions.
+    assert all(
+        "norm" in name or "ln_" in name or "wpe" in name or name.endswith("c_proj.bias")
+        for name in whole
+    )
+    assert len(halves) > len(sizes) // 3
+
+
+@pytest.mark.parametrize(
+    ("size", "settings", "message"),
+    [
+        (
+            2,
+            {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3},
+            "9 attention heads cannot be divided among 2 ranks; possible: 1, 3",
+        ),
+        (
+            3,
+            {**SIX_HEADS, "intermediate_size": 64},
+            r"64 inner rows of the MLP \(intermediate_size\) cannot be divided among 3 ranks",
+        ),
+        (
+            4,
+            {"hidden_size": 192, "num_attention_heads": 12, "num_key_value_heads": 6},
+            "6 KV heads can neither be divided among 4 ranks, nor repeated evenly; "
+            "possible: 1, 2, 3, 6, 12",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_with_the_numbers(
+    make_model: Make, size: int, settings: dict[str, Any], message: str
+) -> None:
+    folder = make_model(**settings)
+    with pytest.raises(ModelError, match=f"^tensor_parallel_size: {message}"):
+        check_division(ModelConfig.read(folder), size)
+
+
+def test_each_rank_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_devices(2, torch.device("cuda"))
+    check_devices(64, CPU)
+    with pytest.raises(ModelError, match="4 ranks need 4 GPUs, one each, but there are 2"):
+        check_devices(4, torch.device("cuda"))
+    with pytest.raises(ModelError, match="from 0 on, but the device is cuda:1"):
+        check_devices(2, torch.device("cuda:1"))
+
+
+def test_a_stored_tensor_of_another_shape_is_named_with_its_whole_shape(
+    make_model: Make, tmp_path: Path
+) -> None:
+    folder = make_model()
+    config = (folder / "config.json").read_text()
+    assert '"intermediate_size": 96' in config
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    (wrong / "config.json").write_text(
+        config.replace('"intermediate_size": 96', '"intermediate_size": 100')
+    )
+    (wrong / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(ModelError, match=r"has shape \[64, 96\]; config.json asks for \[64, 100\]"):
+        load_rank(wrong, RankGroup(0, 2, CPU))
