@@ -19,7 +19,8 @@ typedef std::uint16_t HalfBits __attribute__((vector_size(LANES * 2)));
 struct BFloat16 { std::uint16_t bits; };
 struct Float16 { std::uint16_t bits; };
 
-inline Vec splat(float x) { return Vec{} + x; }
+// x - 0 is x for every x, which compilers know: x + 0 is an addition, since -0 + 0 is 0.
+inline Vec splat(float x) { return x - Vec{}; }
 
 // a where the mask is set, else b; the mask is the result of a comparison of vectors.
 inline Vec select(IntVec mask, Vec a, Vec b) { return mask ? a : b; }
