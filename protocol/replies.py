@@ -67,9 +67,9 @@ class ClaimedJob:
 class ClaimReply:
     """What one claim brought.
 
-    `lane_tails`: the stream id after which to wait for new entries of each lane. `next_due_ms`:
-    when the next delayed job or lease falls due. `waiting`: there is work that was not taken, as it
-    did not fit or `max_jobs` was reached.
+    `lane_tails`: the stream id after which to wait for new entries of each lane, empty where one
+    would change nothing now. `next_due_ms`: when the next delayed job or lease falls due.
+    `waiting`: there is work that was not taken, as it did not fit or `max_jobs` was reached.
     """
 
     claimed: tuple[ClaimedJob, ...]

@@ -5,13 +5,14 @@
 --        5 max_model_len in tokens   6 block size in tokens   7 lease in ms   8 crashes until a job
 --        is a dead letter   9 retention in ms   10 ms for which a job that does not fit may be
 --        passed by   11 to 13 the weights of high, normal, low
--- Reply  {claimed jobs, last ids of high, normal, low, ms to the next due job or lease end (-1:
---        none; 0 also when a bound below cut this call short), waiting (1: there is work that was
---        not taken)}; a claimed job is {id, lane, epoch, payload, cost, offset, crashes, ms to the
---        deadline (-1: none), ms queued, tokens of whole blocks that it counts as, alone (1: the
---        worker shall run nothing beside it)}
--- O(log n) for each job handed out, and for at most 128 promoted, 64 looked at for takeover and 256
--- removed from the lanes.
+-- Reply  {claimed jobs, last ids of high, normal, low ('': what arrives there changes nothing for
+--        this worker now), ms to the next due job or lease end (-1: none; 0 also when a bound below
+--        cut this call short), waiting (1: there is work that was not taken)}; a claimed job is
+--        {id, lane, epoch, payload, cost, offset, crashes, ms to the deadline (-1: none), ms
+--        queued, tokens of whole blocks that it counts as, alone (1: the worker shall run nothing
+--        beside it)}
+-- O(log n) for each job handed out, and for at most 128 promoted, 128 looked at for takeover and
+-- 256 removed from the lanes.
 --
 -- In order: delayed jobs that are due enter their lanes; jobs whose lease ended or was given back
 -- are taken over; then the lanes, by weighted stride scheduling: the lane with the lowest virtual
@@ -19,8 +20,8 @@
 -- own lane only, until the other lanes have passed it by for too long.
 --
 -- A job that is one crash from its end is run alone, so that those beside a poisonous job are not
--- blamed for it: an idle worker takes it, and one busy worker at a time takes nothing else until it
--- is idle.
+-- blamed for it. One worker at a time makes way for such jobs: it takes nothing else until it is
+-- idle, and then one after the other. Another takes one when it is idle and has nothing else to do.
 
 local worker, free_tokens, idle = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
 local max_jobs, max_model_len, block_size = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -48,12 +49,11 @@ end
 local function must_run_alone(job) return max_crashes > 1 and job.crashes >= max_crashes - 1 end
 
 local function fits(job)
-  if must_run_alone(job) then return idle and #claimed == 0 end
   return space_for(job) <= free_tokens or (idle and #claimed == 0)
 end
 
--- Whether this worker is the one that empties itself for a job that must run alone. Kept as
--- `<last claim> <worker>`; one that does not claim any more is replaced.
+-- Whether this worker is the one that empties itself for jobs that must run alone. Kept as `<last
+-- claim> <worker>`; one that does not claim any more, as while it runs one, may be replaced.
 local function makes_way()
   local since, name = string.match(redis.call('HGET', LOAD, 'makes_way') or '', '^(%d+) (.*)$')
   if name and name ~= worker and NOW - since <= lease_ms then return false end
@@ -73,10 +73,6 @@ local function hand_out(job, payload)
   claimed[#claimed + 1] = { job.id, job.lane, epoch, payload, job.cost, job.offset, job.crashes,
     job.deadline > 0 and job.deadline - NOW or -1, waited, space_for(job),
     must_run_alone(job) and 1 or 0 }
-  if must_run_alone(job) then
-    max_jobs = #claimed
-    redis.call('HDEL', LOAD, 'makes_way')
-  end
 end
 
 -- For how long the same job has been the first of `place` without fitting. Kept as `<since> <last
@@ -150,39 +146,77 @@ local function resume(job)
   end
 end
 
--- Returns whether the lanes may be served, too.
-local function take_over()
-  local in_grace = NOW < tonumber(redis.call('HGET', LOAD, 'grace') or 0)
-  local due = redis.call('ZRANGEBYSCORE', LEASES, '-inf', in_grace and LEFT or NOW,
-    'LIMIT', 0, MAX_TAKEOVERS)
-  local blocked, starving = false, false
+-- The state of a job that waits for another worker; nil when it has ended, perhaps just now.
+local function read_left(id)
+  local job = read_job(id)
+  if not job or (job.state ~= 'running' and job.state ~= 'released') then
+    redis.call('ZREM', LEASES, id)
+  elseif job.cancel then
+    finish(job, 'cancelled', retention_ms)
+  elseif is_expired(job) then
+    finish(job, 'expired', retention_ms)
+  else
+    return job
+  end
+  return nil
+end
+
+-- Sort out what was left behind, and count crashes. Returns the jobs that may run beside others,
+-- and whether there may be more.
+local function sort_out()
+  local load = redis.call('HMGET', LOAD, 'grace', 'silence')
+  local last_end = NOW
+  if NOW < tonumber(load[1] or 0) then last_end = math.max(LEFT, tonumber(load[2] or 0)) end
+  local due = redis.call('ZRANGEBYSCORE', LEASES, GIVEN_BACK, last_end, 'LIMIT', 0, MAX_TAKEOVERS)
+  local ready = {}
   for _, id in ipairs(due) do
-    local job = read_job(id)
-    if not job or (job.state ~= 'running' and job.state ~= 'released') then
-      redis.call('ZREM', LEASES, id)
-    elseif job.cancel then
-      finish(job, 'cancelled', retention_ms)
-    elseif is_expired(job) then
-      finish(job, 'expired', retention_ms)
-    elseif job.state == 'released' or survives_crash(job) then
-      if #claimed < max_jobs and not starving and fits(job) then
-        resume(job)
+    local job = read_left(id)
+    if job and (job.state == 'released' or survives_crash(job)) then
+      if must_run_alone(job) then
+        redis.call('ZADD', LEASES, ALONE, id)
       else
-        waiting = true
-        if #claimed < max_jobs and must_run_alone(job) then
-          if makes_way() then max_jobs = #claimed end
-        elseif #claimed < max_jobs and not blocked then
-          blocked = true
-          starving = passed_by_for('leases', id) >= starve_ms
-        end
+        ready[#ready + 1] = job
       end
     end
   end
-  if #due == MAX_TAKEOVERS then
+  return ready, #due == MAX_TAKEOVERS
+end
+
+local function next_suspect()
+  local ids = redis.call('ZRANGEBYSCORE', LEASES, ALONE, ALONE, 'LIMIT', 0, MAX_TAKEOVERS)
+  for _, id in ipairs(ids) do
+    local job = read_left(id)
+    if job and must_run_alone(job) then return job end
+    if job then redis.call('ZADD', LEASES, GIVEN_BACK, id) end -- this worker's limit is higher
+  end
+  return nil
+end
+
+local function run_alone(job)
+  resume(job)
+  max_jobs = #claimed
+end
+
+-- Take jobs that may run beside others. Returns whether one of them has waited for too long, so
+-- that the lanes may not be served.
+local function take_over(ready, is_cut)
+  local blocked, starving = false, false
+  for _, job in ipairs(ready) do
+    if #claimed < max_jobs and not starving and fits(job) then
+      resume(job)
+    else
+      waiting = true
+      if #claimed < max_jobs and not blocked then
+        blocked = true
+        starving = passed_by_for('leases', job.id) >= starve_ms
+      end
+    end
+  end
+  if is_cut then
     waiting = true
     unfinished = not blocked and #claimed < max_jobs
   end
-  return not starving
+  return starving
 end
 
 -- The job id and fields of the lane's next entry; the fields are nil when the entry need not be
@@ -285,7 +319,9 @@ local function next_lane(open, present)
   return best
 end
 
-local function serve_lanes(open)
+-- Returns the lanes that nothing is left in, and whether a job that does not fit holds up all.
+local function serve_lanes()
+  local open, drained = { high = true, normal = true, low = true }, {}
   local present = now_virtual()
   for _, lane in ipairs(LANES) do
     virtual[lane] = tonumber(redis.call('HGET', LOAD, 'clock:' .. lane) or 0)
@@ -300,13 +336,14 @@ local function serve_lanes(open)
       redis.call('HSET', LOAD, 'clock', string.format('%.17g', present), 'clock:' .. lane,
         string.format('%.17g', virtual[lane]))
     elseif outcome == 'empty' then
-      open[lane] = nil
+      open[lane], drained[lane] = nil, true
     elseif outcome == 'blocked' then
       waiting = true
       open[lane] = nil
-      if passed_by_for(lane, id) >= starve_ms then break end
+      if passed_by_for(lane, id) >= starve_ms then return drained, true end
     end
   end
+  return drained, false
 end
 
 -- For each lane the id after which a reader waits for new entries.
@@ -337,10 +374,24 @@ end
 
 for _, lane in ipairs(LANES) do open_lane(lane) end
 promote_due()
-local open = { high = true, normal = true, low = true }
-if take_over() then serve_lanes(open) end
+local ready, is_cut = sort_out()
+local suspect = max_jobs > 0 and next_suspect() or nil
+if suspect and makes_way() then
+  waiting = true
+  if idle then run_alone(suspect) end
+  max_jobs, suspect = #claimed, nil
+end
+local drained, is_held_up = {}, take_over(ready, is_cut)
+if not is_held_up then drained, is_held_up = serve_lanes() end
+if suspect and idle and #claimed == 0 then run_alone(suspect) end
 local tail_ids = tails()
 for i, lane in ipairs(LANES) do
-  if open[lane] and tail_ids[i] ~= last[lane] then waiting = true end
+  if drained[lane] then
+    tail_ids[i] = last[lane]
+  elseif tail_ids[i] ~= last[lane] then
+    waiting, tail_ids[i] = true, ''
+  elseif is_held_up or #claimed >= max_jobs then
+    tail_ids[i] = ''
+  end
 end
 return { claimed, tail_ids, next_due(), waiting and 1 or 0 }

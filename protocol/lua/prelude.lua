@@ -37,17 +37,20 @@ local function proceed_when_memory_is_full()
 end
 
 -- Leases that end because the server was away are nobody's crash. Called by whoever proves that
--- workers reach the server: after a silence of half a lease, ended leases are let be until every
--- worker had the time of one to come back.
+-- workers reach the server: after a silence of half a lease, leases that ended in it or end soon
+-- after are let be until every worker had the time of one to come back. Those that had ended before
+-- are not: a queue where calls are rare shall not wait for ever.
 local function note_activity(lease_ms)
   local seen = tonumber(redis.call('HGET', LOAD, 'seen') or NOW)
-  if NOW - seen > lease_ms / 2 then redis.call('HSET', LOAD, 'grace', NOW + lease_ms) end
+  if NOW - seen > lease_ms / 2 then
+    redis.call('HSET', LOAD, 'silence', seen, 'grace', NOW + lease_ms)
+  end
   redis.call('HSET', LOAD, 'seen', NOW)
 end
 
--- Scores in `leases` of jobs that wait for a worker: given back, or left by one that is known to be
--- gone, which is a crash.
-local GIVEN_BACK, LEFT = 0, 1
+-- Scores in `leases` of jobs that wait for a worker: for one that runs nothing beside, given back,
+-- or left by one that is known to be gone, which is a crash.
+local ALONE, GIVEN_BACK, LEFT = -1, 0, 1
 
 -- The job's state as a table; nil when it is not known (any more).
 local function read_job(id)
@@ -148,7 +151,13 @@ local function finish(job, reason, retention_ms, code, message)
   }
   if code then ending.er = { code, message, false, false } end
   local event = { i = 0, o = job.offset, f = reason, ['end'] = ending }
-  redis.call('XADD', out_key(job.id), string.format('%d-1', job.offset), 'e', cmsgpack.pack(event))
+  local entry, packed = string.format('%d-1', job.offset), cmsgpack.pack(event)
+  local added = redis.pcall('XADD', out_key(job.id), entry, 'e', packed)
+  if type(added) == 'table' and added.err then
+    -- The stream holds what the job never published. A reader shall see an end, not wait for ever.
+    redis.call('DEL', out_key(job.id))
+    redis.call('XADD', out_key(job.id), entry, 'e', packed)
+  end
   settle(job, reason, retention_ms)
 end
 

@@ -41,12 +41,23 @@ async def test_an_empty_queue_gives_nothing_and_ids_to_wait_after(q: Any) -> Non
 async def test_the_tails_wake_a_reader_for_new_entries_only(q: Any) -> None:
     await q.enqueue()
     await q.enqueue(lane=Lane.LOW)
-    reply = await q.claim(max_jobs=1)
-    assert reply.waiting
+    reply = await q.claim()
+    assert not reply.waiting
     streams = {q.keys.jobs(lane): tail for lane, tail in reply.lane_tails.items()}
     assert not await q.redis.xread(streams)
     await q.enqueue()
     assert len(await q.redis.xread(streams)) == 1
+
+
+async def test_there_is_no_tail_where_an_arrival_changes_nothing(q: Any) -> None:
+    await q.enqueue(prompt=500)
+    reply = await q.claim(free=64)
+    assert [lane for lane, tail in reply.lane_tails.items() if tail] == [Lane.HIGH, Lane.LOW]
+    held_up = await q.claim(free=64, starve_ms=0)
+    assert not held_up.lane_tails[Lane.LOW]
+    full = await q.claim(max_jobs=1)
+    assert len(full.claimed) == 1
+    assert not full.lane_tails[Lane.LOW]
 
 
 async def test_a_worker_claims_only_what_fits_and_the_other_takes_the_rest(q: Any) -> None:

@@ -188,6 +188,127 @@ async def test_a_worker_that_made_way_and_died_is_replaced(q: Any) -> None:
     assert len((await q.claim("b")).claimed) == 1
 
 
+async def make_suspects(q: Any, count: int) -> list[str]:
+    """Jobs that are one crash from their end and wait for a worker, the first to be taken first."""
+    ids = sorted([await q.enqueue() for _ in range(count)])
+    await q.claim("gone", max_jobs=count)
+    for job_id in ids:
+        await q.redis.hset(q.keys.job(job_id), "crashes", 1)
+        await q.end_lease(job_id)
+    return ids
+
+
+async def test_many_suspects_hide_nothing_and_cost_no_busy_loop(q: Any) -> None:
+    suspects = await make_suspects(q, 70)
+    late = await q.enqueue()
+    await q.claim("gone", max_crashes=99)  # takes them all, as it sees no suspects
+    await q.claim("gone", max_crashes=99)
+    for job_id in suspects:
+        await q.end_lease(job_id)
+        await q.redis.hset(q.keys.job(job_id), "crashes", 1)
+    assert await q.scripts.release("gone", [(late, 1, None)]) == 1
+    await q.claim("b")  # makes way
+    taken: list[str] = []
+    for _ in range(3):
+        reply = await q.claim("c")
+        taken += [job.job_id for job in reply.claimed]
+    assert taken == [late]
+    assert reply.next_due_ms != 0
+    [alone] = (await q.claim("b", idle=True)).claimed
+    assert alone.job_id == suspects[0]
+
+
+async def test_suspects_do_not_take_every_worker_from_the_lanes(q: Any) -> None:
+    suspects = await make_suspects(q, 3)
+    fresh = [await q.enqueue() for _ in range(4)]
+    [first] = (await q.claim("b", idle=True)).claimed
+    assert (first.job_id, first.runs_alone) == (suspects[0], True)
+    served = (await q.claim("c", idle=True)).claimed
+    assert [job.job_id for job in served] == fresh
+    # but one that has nothing else to do helps
+    [second] = (await q.claim("d", idle=True)).claimed
+    assert (second.job_id, second.runs_alone) == (suspects[1], True)
+    await q.end("b", first)
+    [third] = (await q.claim("b", idle=True)).claimed
+    assert third.job_id == suspects[2]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late", "unknown"])
+async def test_a_worker_that_makes_way_for_a_job_that_ends_takes_others_again(
+    q: Any, how: str
+) -> None:
+    [suspect] = await make_suspects(q, 1)
+    fresh = await q.enqueue(lane=Lane.HIGH)
+    assert (await q.claim("b")).claimed == ()
+    match how:
+        case "cancelled":
+            assert await q.cancel(suspect) == "cancelled"
+        case "late":
+            await q.redis.hset(q.keys.job(suspect), "deadline", 1)
+        case "unknown":
+            await q.redis.delete(q.keys.job(suspect))
+    assert [job.job_id for job in (await q.claim("b")).claimed] == [fresh]
+
+
+async def test_a_worker_without_a_place_makes_no_way(q: Any) -> None:
+    [suspect] = await make_suspects(q, 1)
+    assert (await q.claim("b", max_jobs=0)).claimed == ()
+    [alone] = (await q.claim("c", idle=True)).claimed
+    assert alone.job_id == suspect
+
+
+async def test_a_suspect_is_none_to_a_worker_that_allows_more_crashes(q: Any) -> None:
+    [suspect] = await make_suspects(q, 1)
+    assert (await q.claim("b")).claimed == ()
+    assert (await q.claim("c", max_crashes=9)).claimed == ()  # it is no suspect any more
+    [job] = (await q.claim("c", max_crashes=9)).claimed
+    assert (job.job_id, job.runs_alone) == (suspect, False)
+
+
+async def test_a_suspect_that_is_handed_back_runs_alone_again(q: Any) -> None:
+    [suspect] = await make_suspects(q, 1)
+    [alone] = (await q.claim("b", idle=True)).claimed
+    await q.scripts.release("b", [(suspect, alone.epoch, None)])
+    assert (await q.claim("c")).claimed == ()
+    [again] = (await q.claim("d", idle=True, lease_ms=0)).claimed
+    assert (again.job_id, again.runs_alone, again.crashes) == (suspect, True, 2)
+
+
+async def test_rare_calls_do_not_put_off_a_takeover_for_ever(q: Any) -> None:
+    job_id = await q.enqueue()
+    await q.claim("a")
+    await q.redis.zadd(q.keys.leases, {job_id: 2})
+    await q.redis.hset(q.keys.load, "seen", 1)
+    assert (await q.claim("b")).claimed == ()  # the lease ended in the silence
+    # The next call is as rare: another silence, but this one began after the lease's end.
+    await q.redis.hset(q.keys.load, mapping={"seen": 3, "grace": 3})
+    [job] = (await q.claim("b")).claimed
+    assert (job.job_id, job.crashes) == (job_id, 1)
+
+
+async def test_what_a_dead_engine_left_is_not_renewed_by_a_late_call(q: Any) -> None:
+    job_id = await q.enqueue()
+    [job] = (await q.claim("a")).claimed
+    await q.scripts.reconcile("a", [], crashed=True)
+    [reply] = await q.publish("a", q.item(job, first=0, tokens=1))
+    [beat] = await q.scripts.heartbeat("a", [(job_id, 1)], lease_ms=90_000, retention_ms=60_000)
+    assert (reply.status, beat.status) == ("stale", "stale")
+    [taken] = (await q.claim("b")).claimed
+    assert (taken.job_id, taken.crashes) == (job_id, 1)
+
+
+async def test_a_job_whose_events_were_tampered_with_ends_and_holds_up_nobody(q: Any) -> None:
+    job_id, other = await q.enqueue(), await q.enqueue()
+    await q.claim("a")
+    await q.redis.xadd(q.keys.out(job_id), {"e": b"x"}, id="99-0")
+    await q.redis.hset(q.keys.job(job_id), "cancel", 1)
+    await q.end_lease(job_id)
+    await q.end_lease(other)
+    assert [job.job_id for job in (await q.claim("b")).claimed] == [other]
+    [end] = await q.endings(job_id)
+    assert end.finish_reason is FinishReason.CANCELLED
+
+
 async def test_leases_that_end_while_the_server_is_away_are_nobodys_crash(q: Any) -> None:
     job_id = await q.enqueue()
     [job] = (await q.claim("a")).claimed

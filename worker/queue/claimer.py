@@ -75,6 +75,8 @@ class Claimer:
         self._is_new = True
         #: The wait for new entries; it outlives a claim for another reason, to keep its connection.
         self._arrival: asyncio.Task[None] | None = None
+        #: The lanes of that wait.
+        self._awaited: frozenset[Lane] = frozenset()
         #: Whether the last claim succeeded.
         self.is_connected = False
 
@@ -92,9 +94,7 @@ class Claimer:
         try:
             await self._claim_until_stopped()
         finally:
-            if self._arrival is not None:
-                self._arrival.cancel()
-                await asyncio.gather(self._arrival, return_exceptions=True)
+            await self._end_arrival()
 
     async def _claim_until_stopped(self) -> None:
         while not self._stopping:
@@ -154,21 +154,31 @@ class Claimer:
         due_s = MAX_SLEEP_S
         if reply.next_due_ms is not None:
             due_s = min(due_s, max(MIN_SLEEP_S, reply.next_due_ms / 1000))
-        room = asyncio.create_task(self._room_changed.wait())
-        waits: set[asyncio.Task[Any]] = {room}
-        if not reply.waiting:
-            # With jobs waiting that do not fit, an arrival changes nothing: only room does.
+        waits: set[asyncio.Task[Any]] = set()
+        # Where a job waits that does not fit, an arrival changes nothing: only room does.
+        tails = {lane: tail for lane, tail in reply.lane_tails.items() if tail}
+        if tails:
+            if not self._awaited >= tails.keys():
+                await self._end_arrival()
             if self._arrival is None:
                 # Later, its tails may be old: it then returns at once, which costs a claim.
-                self._arrival = asyncio.create_task(self._wait_arrival(reply.lane_tails))
+                self._awaited = frozenset(tails)
+                self._arrival = asyncio.create_task(self._wait_arrival(tails))
             waits.add(self._arrival)
+        room = asyncio.create_task(self._room_changed.wait())
         try:
-            await asyncio.wait(waits, timeout=due_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({room, *waits}, timeout=due_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             room.cancel()
         if self._arrival is not None and self._arrival.done():
             arrival, self._arrival = self._arrival, None
             arrival.result()
+
+    async def _end_arrival(self) -> None:
+        if self._arrival is not None:
+            self._arrival.cancel()
+            await asyncio.gather(self._arrival, return_exceptions=True)
+            self._arrival = None
 
     async def _wait_arrival(self, tails: Mapping[Lane, str]) -> None:
         """Return when a lane got an entry after its tail, or after about `MAX_SLEEP_S`."""
