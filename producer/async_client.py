@@ -21,6 +21,7 @@ from inferq.producer.request import (
     make_job,
     to_lane,
     to_prompt,
+    to_retention_ms,
     to_schedule,
 )
 from inferq.producer.result import JobResult, collect
@@ -59,7 +60,7 @@ class AsyncClient:
       queue must say the same, or an idempotency key may not find its job.
     - `queue_limit`: most jobs in a partition before `submit` raises `QueueFull`; None takes
       `$INFERQ_QUEUE_LIMIT`, or 100 000.
-    - `retention_s`: how long a finished job's events can be read, in seconds.
+    - `retention_s`: how long a finished job's events can be read, in seconds: at most ten years.
     - `timeout_s`: longest time for one command, with its retries, in seconds.
     - `reconnect_s`: how long a stream waits for a server that went away, in seconds.
 
@@ -82,7 +83,7 @@ class AsyncClient:
         )
         self._readers = ReaderPool(reconnect_s=check_seconds("reconnect_s", reconnect_s))
         self._queue_limit = _to_queue_limit(queue_limit)
-        self._retention_ms = int(check_seconds("retention_s", retention_s) * 1000)
+        self._retention_ms = to_retention_ms(retention_s)
         self._is_closed = False
 
     def __repr__(self) -> str:

@@ -24,7 +24,7 @@ from inferq.protocol.messages import (
 )
 from inferq.protocol.param_checks import check_utf8
 from inferq.protocol.params import SamplingParams
-from inferq.protocol.scripts import MAX_KEY_BYTES
+from inferq.protocol.scripts import MAX_KEY_BYTES, MAX_RETENTION_MS
 
 #: One message of a chat: a map with `role` and `content`, or the message itself.
 ChatInput = Mapping[str, str] | ChatMessage
@@ -200,6 +200,18 @@ def check_seconds(field: str, value: object) -> float:
     if value <= 0:
         raise InvalidRequestError(f"{value} is not above 0", field=field, limit=0)
     return float(value)
+
+
+def to_retention_ms(retention_s: float) -> int:
+    """Return a retention in milliseconds: at least one, and no longer than the scripts allow."""
+    longest_s = MAX_RETENTION_MS / 1000
+    if not 0.001 <= check_seconds("retention_s", retention_s) <= longest_s:
+        raise InvalidRequestError(
+            f"{retention_s:g} s is not in [0.001, {longest_s:.0f}] s",
+            field="retention_s",
+            limit=f"[0.001, {longest_s:.0f}]",
+        )
+    return int(retention_s * 1000)
 
 
 def _milliseconds(field: str, seconds: float, *, may_be_zero: bool) -> int:

@@ -155,7 +155,7 @@ local function finish(job, reason, retention_ms, code, message)
   local added = redis.pcall('XADD', out_key(job.id), entry, 'e', packed)
   if type(added) == 'table' and added.err then
     -- The stream holds what the job never published. A reader shall see an end, not wait for ever.
-    redis.call('DEL', out_key(job.id))
+    redis.call('PEXPIRE', out_key(job.id), 0) -- deletes it, by a right that producers have
     redis.call('XADD', out_key(job.id), entry, 'e', packed)
   end
   settle(job, reason, retention_ms)

@@ -221,6 +221,10 @@ def test_bad_sampling_parameters_name_their_limit(
         ({"queue_limit": 0}, "queue_limit"),
         ({"timeout_s": 0}, "timeout_s"),
         ({"retention_s": -1}, "retention_s"),
+        ({"retention_s": 0.0001}, "retention_s"),
+        ({"retention_s": 11 * 365 * 86_400}, "retention_s"),
+        ({"retention_s": 1e306}, "retention_s"),
+        ({"retention_s": float("nan")}, "retention_s"),
     ],
 )
 async def test_bad_client_settings_are_refused_at_once(
@@ -296,10 +300,11 @@ async def test_workers_are_listed_with_the_age_of_their_report(
     client: AsyncClient, worker: Any
 ) -> None:
     assert await client.workers() == []
-    await worker.scripts.register("w1", {"model": "smol", "blocks": 64, "free": 60, "peak": 9})
+    report = {"model": "smol", "adapters": ["a", "b"], "blocks": 64, "free": 60, "peak": 9}
+    await worker.scripts.register("w1", report)
     (info,) = await client.workers()
     assert (info.name, info.model, info.total_blocks, info.free_blocks) == ("w1", "smol", 64, 60)
-    assert (info.peak_blocks, info.running) == (9, 0)
+    assert (info.peak_blocks, info.running, info.adapters) == (9, 0, ("a", "b"))
     assert 0 <= info.age_s < 5
 
 
