@@ -15,6 +15,7 @@ import torch
 
 from inferq.protocol.errors import ModelError
 from inferq.worker.model.config import ModelConfig
+from inferq.worker.model.quantized_weight import LAYOUTS, TensorLayout
 
 #: Rows of the vocabulary are given out by so many: matrix units want multiples of it.
 _VOCABULARY_STEP: Final = 8
@@ -78,6 +79,9 @@ class Share:
         if not name.startswith(prefix):
             return None
         projection = stem.removeprefix(prefix).partition(".")[2]
+        quantization = self.model.quantization
+        if quantization is not None and kind in (layouts := LAYOUTS[quantization.method]):
+            return self._quantized_cut(name, projection, layouts[kind], quantization.group_size)
         outputs_dim = int(self.model.family.transposed)
         if projection in self._by_outputs:
             size, ranges = self._by_outputs[projection]
@@ -85,6 +89,20 @@ class Share:
         if projection in self._by_inputs and kind != "bias":
             size, ranges = self._by_inputs[projection]
             return Cut(1 - outputs_dim, size, ranges)
+        return None
+
+    def _quantized_cut(
+        self, name: str, projection: str, layout: TensorLayout, group_size: int
+    ) -> Cut | None:
+        """Return how a tensor [inputs, outputs], with several of them in one row or column, is cut.
+
+        What belongs to all inputs of a projection is needed wherever some of them are.
+        """
+        if projection in self._by_outputs:
+            return _packed_cut(name, 1, layout.outputs, *self._by_outputs[projection])
+        if projection in self._by_inputs:
+            per_row = layout.inputs or (None if group_size == -1 else group_size)
+            return _packed_cut(name, 0, per_row, *self._by_inputs[projection])
         return None
 
     @cached_property
@@ -143,6 +161,22 @@ def _stacked(
     return {name: (size, tuple(ranges))}
 
 
+def _packed_cut(
+    name: str, dim: int, packed: int | None, size: int, ranges: tuple[tuple[int, int], ...]
+) -> Cut | None:
+    """Cut a dimension that has one row or column for so many; None: it has none to cut."""
+    if packed is None:
+        return None
+    for start, stop in ranges:
+        if start % packed or stop % packed:
+            raise ModelError(
+                f"{name} holds {packed} in one, and cannot be cut from {start} to {stop}",
+                field="tensor_parallel_size",
+            )
+    cuts = tuple((start // packed, stop // packed) for start, stop in ranges)
+    return Cut(dim, size // packed, cuts)
+
+
 def check_division(model: ModelConfig, size: int) -> None:
     """Raise `ModelError` with the numbers where `model` cannot be divided among `size` ranks."""
     for count, what in (
@@ -157,6 +191,30 @@ def check_division(model: ModelConfig, size: int) -> None:
             model,
             f"{kv_heads} KV heads can neither be divided among {size} ranks, nor repeated evenly",
         )
+    for layer in range(model.num_layers if model.quantization is not None else 0):
+        try:
+            _check_quantized(Share(model, 0, size), layer)
+        except ModelError as error:
+            raise ModelError(
+                f"on each of {size} ranks, {error}", field="tensor_parallel_size"
+            ) from None
+
+
+def _check_quantized(share: Share, layer: int) -> None:
+    """Raise `ModelError` where a share's part of a quantized projection is no whole of its own."""
+    config, names = share.config, share.model.family.names
+    attended, inner = config.num_heads * config.head_dim, config.intermediate_size
+    kv = config.num_kv_heads * config.head_dim
+    for modules, inputs, outputs in (
+        (names.qkv, config.hidden_size, [attended, kv, kv]),
+        ((names.attention_output,), attended, [config.hidden_size]),
+        (names.mlp_input, config.hidden_size, [inner] * (1 + config.family.gated)),
+        ((names.mlp_output,), inner, [config.hidden_size]),
+    ):
+        if (projection := config.quantized(layer, modules)) is not None:
+            projection.group_size(inputs)
+            whole = outputs if len(modules) == len(outputs) else [sum(outputs)]
+            projection.check_outputs(whole)
 
 
 def _indivisible(model: ModelConfig, reason: str) -> ModelError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -125,6 +126,8 @@ def _gloo(store: Store, rank: int, size: int) -> Backend:
 
 
 def _nccl(store: Store, rank: int, size: int) -> Backend:
+    # NCCL's ranks find each other by a socket, which need not be seen from outside.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     kind = distributed_c10d.ProcessGroupNCCL
     options = kind.Options()
     options._timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)  # noqa: SLF001

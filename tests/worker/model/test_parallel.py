@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed import HashStore
 
@@ -237,3 +241,38 @@ def test_a_stored_tensor_of_another_shape_is_named_with_its_whole_shape(
     (wrong / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(ModelError, match=r"has shape \[64, 96\]; config.json asks for \[64, 100\]"):
         load_rank(wrong, RankGroup(0, 2, CPU))
+
+
+@pytest.mark.parametrize("group", [32, -1])
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_ranks_divide_weights_of_four_bits(
+    make_model: Make,
+    pack_awq: Make,
+    gptq_packing: ModuleType,
+    tmp_path: Path,
+    method: str,
+    group: int,
+) -> None:
+    folder = make_model("Llama", hidden_size=128, intermediate_size=192)
+    tensors = load_file(folder / "model.safetensors")
+    settings = {"quant_method": method, "bits": 4, "group_size": group}
+    for name in [name for name in tensors if "proj.weight" in name]:
+        weight, module = tensors.pop(name), name.removesuffix(".weight")
+        if method == "awq":
+            packed = pack_awq(weight, group)
+        else:
+            packed = gptq_packing.pack_gptq(weight, group, sym=True, zero_offset=1)
+        tensors |= {f"{module}.{kind}": part for kind, part in asdict(packed).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    expected = logits_of_ranks(tmp_path, 1)
+    # Activations are rounded in groups of their own on each rank.
+    distance = (logits_of_ranks(tmp_path, 2) - expected).norm() / expected.norm()
+    assert distance < 0.05
+    if group == -1:
+        return
+    with pytest.raises(
+        ModelError, match=r"on each of 4 ranks, .*layers\.0\.mlp\.down_proj: 48 inputs .* of 32"
+    ):
+        check_division(ModelConfig.read(tmp_path), 4)
