@@ -10,6 +10,7 @@ import torch
 
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
+from inferq.worker.engine.prompt_limit import PromptLimit
 from inferq.worker.model.loader import WeightLoader, load_weights
 from inferq.worker.model.runner import load_runner
 
@@ -17,9 +18,6 @@ _log = logging.getLogger(__name__)
 
 #: `max_prefill_delay_ms` on the CPU, where a prompt of 256 tokens takes half a second.
 CPU_PREFILL_DELAY_MS: Final = 150
-#: Never fewer: a machine that is busy while the model is loaded looks slow for ever, and smaller
-#: steps cost more than they spare.
-FEWEST_PROMPT_TOKENS: Final = 32
 
 
 def load_engine(
@@ -43,7 +41,7 @@ def load_engine(
         num_swap_blocks=runner.num_swap_blocks,
         speeds=runner.measure() if must_compare else None,
         launches_ahead=runner.launches_ahead,
-        max_prompt_tokens=max_prompt_tokens(config, runner),
+        prompt_limit=prompt_limit(config, runner),
     )
 
 
@@ -58,14 +56,17 @@ class MeasuredRunner(Protocol):
         """Return how many tokens of a prompt are computed per second."""
 
 
-def max_prompt_tokens(config: EngineConfig, runner: MeasuredRunner) -> int | None:
-    """Return how many prompt tokens `max_prefill_delay_ms` allows in a step with decodes."""
+def prompt_limit(config: EngineConfig, runner: MeasuredRunner) -> PromptLimit | None:
+    """Return the limit on prompts beside decodes that `max_prefill_delay_ms` asks for."""
     delay_ms = config.max_prefill_delay_ms
     if delay_ms is None:
         delay_ms = CPU_PREFILL_DELAY_MS if runner.device.type == "cpu" else 0
     if delay_ms == 0:
         return None
-    tokens = int(runner.prefill_speed() * delay_ms / 1000)
-    allowed = max(FEWEST_PROMPT_TOKENS, tokens // config.block_size * config.block_size)
-    _log.info("beside decodes, at most %d prompt tokens in a step (%d ms)", allowed, delay_ms)
-    return allowed
+    limit = PromptLimit(delay_ms / 1000, runner.prefill_speed(), config.block_size)
+    _log.info(
+        "beside decodes, at most %d prompt tokens in a step to begin with (%d ms)",
+        limit.tokens,
+        delay_ms,
+    )
+    return limit

@@ -7,7 +7,8 @@ for the plan and the options, by `worker.model`; knows nothing of Redis. No torc
 
 - requests     `sequence`, `group`, `beam`, `ends`, `request`, `request_checks`, `token_parameters`
 - blocks       `block_pool`, `free_list`, `prefix_chain`, `host_pool`, `residency`
-- scheduling   `scheduler`, `sequence_queue`, `admission`, `preemption`, `draft`, `plan`
+- scheduling   `scheduler`, `prompt_limit`, `sequence_queue`, `admission`, `preemption`, `draft`,
+               `plan`
 - results      `engine`, `collector`, `token_output`, `stats`, `runner_errors`, `config`
 - sampling     `sampler`, `ranking`, `logprobs`, `logits_editor`, `logits_edits`, `token_counts`,
                `bad_words`, `structured_output`, `form_masks`

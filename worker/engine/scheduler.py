@@ -12,10 +12,11 @@ from inferq.worker.engine.group import SequenceGroup
 from inferq.worker.engine.host_pool import HostPool
 from inferq.worker.engine.plan import RunnerSpeeds, ScheduledSequence, StepPlan
 from inferq.worker.engine.preemption import Preemption, PreemptionHook
+from inferq.worker.engine.prompt_limit import PromptLimit
 from inferq.worker.engine.residency import Residency, distinct_blocks
 from inferq.worker.engine.sequence import Sequence, SequenceStatus
 
-#: Every so many prompts at hand, a step beside decodes may take another `max_prompt_tokens`.
+#: Every so many prompts at hand, a step beside decodes may take another share.
 PROMPTS_PER_SHARE: Final = 2
 
 
@@ -34,8 +35,8 @@ class Scheduler:
     by recompute, each is computed up to its last token but one before they step again, so that
     what they share is computed once and found in the prefix cache by the others.
 
-    At most `max_prompt_tokens` are computed in a step with others' single tokens, which wait for
-    all of it; more when many prompts wait, for whom small steps would be a detour.
+    Of prompts at most `prompt_limit` tokens are computed in a step beside single tokens, which wait
+    for all of it; more when many prompts wait, for whom small steps would be a detour.
 
     `pool` must hold the longest sequence, and each search one more step; the caller ends those that
     would outgrow it.
@@ -49,7 +50,7 @@ class Scheduler:
         *,
         speeds: RunnerSpeeds | None = None,
         preemption_hook: PreemptionHook | None = None,
-        max_prompt_tokens: int | None = None,
+        prompt_limit: PromptLimit | None = None,
     ) -> None:
         self.residency = Residency(pool, host)
         self.preemption = Preemption(self.residency, config.preemption_mode, speeds)
@@ -61,7 +62,7 @@ class Scheduler:
         self._admission = Admission(self.residency, self.preemption, config.max_num_seqs)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
-        self._max_prompt_tokens = max_prompt_tokens or config.max_num_batched_tokens
+        self._prompt_limit = prompt_limit
         self._preemption_hook = preemption_hook
         self._draft = Draft(pool, 0)
 
@@ -86,7 +87,9 @@ class Scheduler:
 
     def _prompt_share(self, num_running_prompts: int) -> int:
         prompts = num_running_prompts + len(self.residency.waiting)
-        return self._max_prompt_tokens * max(1, prompts // PROMPTS_PER_SHARE)
+        if self._prompt_limit is None:
+            return self._max_num_batched_tokens
+        return self._prompt_limit.tokens * max(1, prompts // PROMPTS_PER_SHARE)
 
     def confirm_moves(self) -> None:
         """Record that the last plan's blocks were moved: what came in is reusable."""

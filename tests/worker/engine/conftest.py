@@ -25,6 +25,7 @@ from inferq.worker.engine.plan import (
     StepPlan,
 )
 from inferq.worker.engine.preemption import ForcedPreemption
+from inferq.worker.engine.prompt_limit import PromptLimit
 from inferq.worker.engine.sequence import EngineRequest, ResumedOutput, Sequence, SequenceStatus
 from inferq.worker.engine.stats import EngineStats
 
@@ -210,6 +211,18 @@ class Expected(NamedTuple):
     score: float | None = None
 
 
+class FixedLimit(PromptLimit):
+    """A limit that learns nothing from how long the tests take."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(1.0, 1.0, 1)
+        self._fixed = tokens
+
+    @property
+    def tokens(self) -> int:
+        return self._fixed
+
+
 class Simulation:
     """An engine on the stand-in runner whose books are checked before and after every step."""
 
@@ -252,7 +265,7 @@ class Simulation:
             on_step=self._check_plan,
             preemption_hook=self._preempt,
             launches_ahead=launches_ahead,
-            max_prompt_tokens=max_prompt_tokens,
+            prompt_limit=None if max_prompt_tokens is None else FixedLimit(max_prompt_tokens),
         )
         self.has_failed = False
         self.plans: list[list[tuple[str, int]]] = []
