@@ -94,6 +94,13 @@ def pack_awq() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
+def write_adapter() -> Callable[..., Path]:
+    """`write_adapter` of `lora_adapters.py`: a LoRA adapter in a folder."""
+    writer: Callable[..., Path] = _module("lora_adapters").write_adapter
+    return writer
+
+
+@pytest.fixture(scope="session")
 def gptq_packing() -> ModuleType:
     """`gptq_packing.py`: float weights to GPTQ's tensors and back."""
     return _module("gptq_packing")

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
@@ -15,12 +15,17 @@ from inferq.worker.logs import configure_logging
 from inferq.worker.service import WorkerService
 from inferq.worker.settings import ENV_PREFIX, WorkerSettings, load_settings
 
+#: Flags with a second name, and those that may be given several times.
+_OTHER_FLAGS: Final = {"lora_adapters": ("--lora",)}
+_REPEATED: Final = ("lora_adapters",)
+
 EPILOG = """\
 Every flag can be given as an environment variable too: --max-model-len is INFERQ_MAX_MODEL_LEN.
 
 Examples:
   inferq worker --model ./my-model
   inferq worker --model HuggingFaceTB/SmolLM2-135M-Instruct --redis-url redis://queue:6379/0
+  inferq worker --model ./my-model --lora polite=./polite --lora terse=./terse
   inferq worker --model ./my-model --queue chat --max-model-len 4096 --kv-cache-memory 2147483648
 
 SIGTERM (or Ctrl-C) drains: no new jobs, unstarted ones go back, running ones finish or are handed
@@ -42,17 +47,19 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     for name, field in WorkerSettings.model_fields.items():
-        flag = "--" + name.replace("_", "-")
+        flags = ["--" + name.replace("_", "-"), *_OTHER_FLAGS.get(name, ())]
         text = f"{field.description}{_shown_default(field.default)} [{ENV_PREFIX}{name.upper()}]"
         options: dict[str, Any] = {"dest": name, "help": text.replace("%", "%%")}
         if field.annotation in (bool, bool | None):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+            parser.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
             continue
         if typing.get_origin(field.annotation) is typing.Literal:
             options["choices"] = typing.get_args(field.annotation)
         else:
             options["metavar"] = "VALUE"
-        parser.add_argument(flag, **options)
+        if name in _REPEATED:
+            options["action"] = "append"
+        parser.add_argument(*flags, **options)
     return parser
 
 

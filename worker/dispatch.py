@@ -59,6 +59,7 @@ class Dispatcher:
         *,
         worker: str,
         model_name: str,
+        adapters: Sequence[str],
         retention_ms: int,
         redis_client: Redis,
         keys: QueueKeys,
@@ -70,7 +71,8 @@ class Dispatcher:
         on_room: Callable[[], None],
     ) -> None:
         self._worker = worker
-        self._model_name = model_name
+        #: The adapter of each model name that jobs may give; the base model's is empty.
+        self._adapter_of = {model_name: "", **{name: name for name in adapters}}
         self._retention_ms = retention_ms
         self._redis = redis_client
         self._keys = keys
@@ -118,12 +120,7 @@ class Dispatcher:
     async def _prepare(self, job: RunningJob, payload: bytes) -> None:
         try:
             message = _decode(job.id, payload)
-            if message.model not in (None, self._model_name):
-                raise InvalidRequestError(
-                    f"{message.model!r} is not served on this queue; {self._model_name!r} is",
-                    field="model",
-                    code=ErrorCode.MODEL_NOT_FOUND,
-                )
+            adapter = self._adapter(message.model)
             prepared = await asyncio.to_thread(
                 prepare_request,
                 message.prompt,
@@ -136,7 +133,7 @@ class Dispatcher:
             _check_prompt_logprobs(prepared, self._info.vocab_size)
             log = await self._read_log(job, prepared)
             if job in self._jobs and not job.is_finished:
-                await self._begin(job, prepared, log, message.cache_salt or "")
+                await self._begin(job, prepared, log, message.cache_salt or "", adapter)
         except InvalidRequestError as error:
             self._fail(job, error.info)
         except DecodeError as error:
@@ -146,6 +143,20 @@ class Dispatcher:
         except Exception as error:  # the job must end, whatever is wrong with us
             logger.exception("preparing a job failed", job_id=job.id)
             self._fail(job, _internal_error(error))
+
+    def _adapter(self, model: str | None) -> str:
+        """Return the adapter that a job's model name means; raise for a name that is not served."""
+        if model is None:
+            return ""
+        if (adapter := self._adapter_of.get(model)) is None:
+            served = ", ".join(map(repr, self._adapter_of))
+            verb = "is" if len(self._adapter_of) == 1 else "are"
+            raise InvalidRequestError(
+                f"{model!r} is not served on this queue; {served} {verb}",
+                field="model",
+                code=ErrorCode.MODEL_NOT_FOUND,
+            )
+        return adapter
 
     async def _read_log(self, job: RunningJob, prepared: PreparedRequest) -> JobLog:
         """Return what was published of a job by others; what publishes at its end starts again."""
@@ -157,7 +168,12 @@ class Dispatcher:
         )
 
     async def _begin(
-        self, job: RunningJob, prepared: PreparedRequest, log: JobLog, cache_salt: str
+        self,
+        job: RunningJob,
+        prepared: PreparedRequest,
+        log: JobLog,
+        cache_salt: str,
+        adapter: str,
     ) -> None:
         """Hand a prepared job to the engine, or back to the queue if it does not fit after all."""
         prompt_tokens = len(prepared.prompt_token_ids)
@@ -187,6 +203,7 @@ class Dispatcher:
             else (),
             priority=LANE_PRIORITY[job.lane],
             cache_salt=cache_salt,
+            adapter=adapter,
         )
         try:
             await self._scripts.recost(

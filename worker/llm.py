@@ -56,6 +56,7 @@ class _Input:
     prompt: Prompt
     text: str | None = None
     cache_salt: str = ""
+    adapter: str = ""
 
 
 @dataclass(slots=True)
@@ -101,6 +102,7 @@ class LLM:
         self._engine = load_engine(config)
         self._tokenizer = Tokenizer.load(folder, config.generation_config)
         self._seed = config.seed
+        self._adapters = tuple(config.lora_adapters or ())
         self._ids = itertools.count()
         self._lock = threading.Lock()
 
@@ -119,16 +121,19 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; return the outputs in the order of the prompts.
 
         A prompt is a string, a list of token ids, `{"prompt": …}` or `{"prompt_token_ids": …}`,
         the maps with a `cache_salt` too: prompts with different ones share no cached blocks. An
         empty string is the model's begin-of-text token. `sampling_params` is one for all or one
-        each, `priority` one each, lower is more urgent. Raises `InvalidRequestError` before
-        anything is computed if any of them cannot be served.
+        each, `priority` one each, lower is more urgent. `adapter` is the name of one of
+        `lora_adapters` for all, or one each, None for the model itself. Raises
+        `InvalidRequestError` before anything is computed if any of them cannot be served.
         """
         inputs = [self._parse_prompt(prompt) for prompt in _as_list(prompts)]
+        inputs = self._with_adapters(inputs, adapter)
         return self._run(inputs, sampling_params, priority, use_tqdm=use_tqdm)
 
     def chat(
@@ -137,12 +142,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer each conversation (a list of `{"role": …, "content": …}`), as `generate` does."""
         _check_list("messages", messages)
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
         inputs = [_Input(_parse_conversation(conversation)) for conversation in conversations]
+        inputs = self._with_adapters(inputs, adapter)
         return self._run(inputs, sampling_params, None, use_tqdm=use_tqdm)
 
     def reset_prefix_cache(self) -> bool:
@@ -206,6 +213,7 @@ class LLM:
             priority=priority,
             arrival=time.monotonic(),
             cache_salt=given.cache_salt,
+            adapter=given.adapter,
         )
 
     def _step_until_done(self, running: dict[str, _Request], *, use_tqdm: bool) -> None:
@@ -269,6 +277,25 @@ class LLM:
             finish_reason=(output.finish_reason or FinishReason.ERROR).value,
             stop_reason=output.stop_reason,
         )
+
+    def _with_adapters(
+        self, inputs: Sequence[_Input], adapters: str | Sequence[str | None] | None
+    ) -> list[_Input]:
+        if adapters is None or isinstance(adapters, str):
+            adapters = [adapters] * len(inputs)
+        _check_list("adapter", adapters)
+        if len(adapters) != len(inputs):
+            raise InvalidRequestError(
+                f"{len(adapters)} given for {len(inputs)} prompts", field="adapter"
+            )
+        for name in adapters:
+            if name is not None and name not in self._adapters:
+                raise InvalidRequestError(
+                    f"{name!r} is not loaded; {', '.join(self._adapters) or 'no adapter'} is",
+                    field="adapter",
+                )
+        pairs = zip(inputs, adapters, strict=True)
+        return [dataclasses.replace(given, adapter=name or "") for given, name in pairs]
 
     def _parse_prompt(self, prompt: PromptInput) -> _Input:
         if isinstance(prompt, Mapping):

@@ -151,6 +151,7 @@ class WorkerSession:
         self._dispatcher = dispatcher = Dispatcher(
             worker=worker,
             model_name=settings.model_name,
+            adapters=tuple(settings.lora_adapters or ()),
             retention_ms=round(settings.retention_s * 1000),
             redis_client=client,
             keys=keys,
@@ -317,10 +318,11 @@ class WorkerSession:
                 logger.warning("report failed", error=str(error))
             await asyncio.sleep(settings.report_interval_s)
 
-    def _state(self) -> dict[str, str | int]:
+    def _state(self) -> dict[str, Any]:
         stats = self._engine.stats
         return {
             "model": self._settings.model_name,
+            "adapters": list(self._settings.lora_adapters or ()),
             "version": __version__,
             "blocks": self._info.num_blocks,
             "block_size": self._info.block_size,

@@ -6,16 +6,17 @@ import difflib
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.scripts import MAX_RETENTION_MS, STARVE_MS
 from inferq.protocol.servers import ServerUrl
+from inferq.worker.engine.config import check_adapters
 
 ENV_PREFIX: Final = "INFERQ_"
 #: Variables with our prefix that other parts of inferq read.
@@ -128,6 +129,27 @@ class EngineSettings(BaseSettings):
 
 class WorkerSettings(EngineSettings):
     """What a worker process needs: the engine's settings, the queue's, and its own."""
+    lora_adapters: Annotated[dict[str, str] | None, NoDecode] = Field(
+        None,
+        description="NAME=FOLDER of LoRA adapters in the form of PEFT, several times or joined by "
+        "commas; jobs ask for them by NAME as model.",
+    )
+    max_lora_rank: int = Field(
+        64, ge=1, le=4096, description="Largest rank that an adapter may have."
+    )
+
+    @field_validator("lora_adapters", mode="before")
+    @classmethod
+    def _read_adapters(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            given = [given]
+        adapters = _adapter_map(given) if isinstance(given, list) else given
+        if adapters is not None:
+            try:
+                check_adapters(adapters)
+            except InvalidRequestError as error:
+                raise ValueError(str(error).removeprefix("lora_adapters: ")) from None
+        return adapters
 
     served_model_name: str | None = Field(
         None, description="Name under which jobs may ask for the model; default: its last part."
@@ -210,6 +232,15 @@ class WorkerSettings(EngineSettings):
     def model_name(self) -> str:
         """The name that jobs use for the model."""
         return self.served_model_name or Path(self.model).name
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        if self.model_name in (self.lora_adapters or ()):
+            raise ValueError(
+                f"--lora-adapters: {self.model_name!r} is the name of the model itself; give the "
+                "adapter another, or the model by --served-model-name"
+            )
+        return self
+
 
 
 def load_settings(given: Mapping[str, Any]) -> WorkerSettings:
@@ -246,6 +277,19 @@ def _describe(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False, include_input=False):
         message = problem["msg"].removeprefix("Value error, ")
+def _adapter_map(given: Iterable[object]) -> dict[str, str]:
+    """Return the folders by name of `NAME=FOLDER` texts, each of which may hold several."""
+    adapters: dict[str, str] = {}
+    for text in ",".join(map(str, given)).split(","):
+        name, sign, folder = text.strip().partition("=")
+        if not sign:
+            raise ValueError(f"{text.strip()!r} is not NAME=FOLDER")
+        if name in adapters:
+            raise ValueError(f"{name!r} is there twice")
+        adapters[name] = folder
+    return adapters
+
+
         if not problem["loc"]:  # of several settings, which the message names
             lines.append(message)
             continue

@@ -48,6 +48,10 @@ def test_a_model_that_is_no_name_is_refused(model: Any) -> None:
         (lambda llm: llm.generate("x", {"temperature": 0}), "sampling_params"),
         (lambda llm: llm.generate(["x"], [None]), "sampling_params"),
         (lambda llm: llm.generate("x", priority=5), "priority"),
+        (lambda llm: llm.generate("x", adapter=5), "adapter"),
+        (lambda llm: llm.generate("x", adapter="none of ours"), "adapter"),
+        (lambda llm: llm.generate("x", adapter=[None, None]), "adapter"),
+        (lambda llm: llm.chat([{"role": "user", "content": "x"}], adapter=""), "adapter"),
     ],
 )
 def test_input_of_the_wrong_type_is_refused_by_name(llm: LLM, call: Call, field: str) -> None:

@@ -68,6 +68,33 @@ def test_options_of_preemption_arrive() -> None:
     assert config.async_scheduling is False
 
 
+def test_adapters_come_as_flags_as_one_text_or_from_a_variable(monkeypatch) -> None:
+    expected = {"polite": "/a=b", "terse": "t", "x/y": "z"}
+    flags = ["--lora", "polite=/a=b", "--lora-adapters", "terse=t, x/y=z"]
+    given = vars(build_parser().parse_args(["--model", "m", *flags]))
+    assert load_settings(given).lora_adapters == expected
+    monkeypatch.setenv("INFERQ_LORA_ADAPTERS", "polite=/a=b,terse=t,x/y=z")
+    settings = load_settings({"model": "m", "max_lora_rank": "16"})
+    options = {name: getattr(settings, name) for name in EngineSettings.model_fields}
+    config = EngineConfig(**options)
+    assert (config.lora_adapters, config.max_lora_rank) == (expected, 16)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("polite", "--lora-adapters .*'polite' is not NAME=FOLDER"),
+        ("a=x,a=y", "--lora-adapters .*'a' is there twice"),
+        ("=x", "--lora-adapters .*names of 1 to 256 bytes"),
+        ("a=", "--lora-adapters .*a folder for 'a'"),
+        ("n=x", "--lora-adapters: 'n' is the name of the model itself"),
+    ],
+)
+def test_an_adapter_without_a_name_of_its_own_is_refused(given: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        load_settings({"model": "m/n", "lora_adapters": given})
+
+
 def test_a_missing_model_is_named() -> None:
     with pytest.raises(InvalidRequestError, match="--model"):
         load_settings({})

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.messages import MAX_NAME_BYTES
+from inferq.protocol.param_checks import check_utf8
 from inferq.protocol.params import MAX_SEED
 
 DTYPES: Final = ("auto", "float32", "float16", "bfloat16")
@@ -56,6 +60,8 @@ class EngineConfig:
     - `enforce_eager`: capture no CUDA graphs.
     - `seed`: for offline requests without one of their own.
     """
+    - `lora_adapters`: folders of adapters in the form of PEFT, by the names that requests use.
+    - `max_lora_rank`: largest rank that an adapter may have.
 
     model: str
     revision: str | None = None
@@ -82,6 +88,8 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+    lora_adapters: Mapping[str, str | Path] | None = None
+    max_lora_rank: int = 64
         if not isinstance(self.model, str) or not self.model:
             raise InvalidRequestError("must be a local folder or a hub id", field="model")
         if self.revision is not None and (not isinstance(self.revision, str) or not self.revision):
@@ -123,7 +131,24 @@ class EngineConfig:
 
 
 def _refuse(field: str, value: object, limit: str) -> None:
+        _check_count("max_lora_rank", self.max_lora_rank, 1, 4096)
+        if self.lora_adapters is not None:
+            check_adapters(self.lora_adapters)
     raise InvalidRequestError(f"must be {limit}, not {value!r}", field=field, limit=limit)
+
+
+def check_adapters(adapters: object) -> None:
+    """Raise `InvalidRequestError` unless they are folders by names that a request can give."""
+    if not isinstance(adapters, Mapping):
+        raise InvalidRequestError(
+            f"must be a map of names to folders, not {adapters!r}", field="lora_adapters"
+        )
+    for name, folder in adapters.items():
+        is_name = isinstance(name, str) and name
+        if not is_name or len(check_utf8("lora_adapters", name)) > MAX_NAME_BYTES:
+            _refuse("lora_adapters", name, f"folders by names of 1 to {MAX_NAME_BYTES} bytes")
+        if not isinstance(folder, (str, Path)) or not str(folder):
+            _refuse("lora_adapters", folder, f"a folder for {name!r}")
 
 
 def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:

@@ -121,6 +121,7 @@ class Engine:
         check_request(
             request,
             max_model_len=self.max_model_len,
+        self._check_adapter(request.adapter)
             vocab_size=self.vocab_size,
             max_num_seqs=self._config.max_num_seqs,
         )
@@ -217,6 +218,13 @@ class Engine:
     def _step(self, reports: list[TokenOutput]) -> None:
         plan, rejected = self._scheduler.schedule()
         for group, info in rejected:
+    def _check_adapter(self, name: str) -> None:
+        known = self._config.lora_adapters or {}
+        if name and name not in known:
+            raise InvalidRequestError(
+                f"{name!r} is not loaded; {', '.join(known) or 'no adapter'} is", field="adapter"
+            )
+
             self._end_with_error(group.request_id, info)
         reports += self._take_unreported()
         try:

@@ -81,6 +81,7 @@ class CausalModel(Protocol):
         batch: AttentionBatch,
         kv_cache: Tensor,
         rows: Tensor,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """Return the logits [R, vocab_size] of `rows` [R], having written the cache."""
         ...
@@ -92,8 +93,12 @@ class CausalModel(Protocol):
         batch: AttentionBatch,
         kv_cache: Tensor,
         rows: Tensor,
+        adapters: Tensor | None = None,
     ) -> Tensor:
-        """Compute like `forward`, but stop before the head: returns `rows` [R, hidden_size]."""
+        """Compute like `forward`, but stop before the head: returns `rows` [R, hidden_size].
+
+        `adapters` are the numbers of the tokens' adapters [T], int64, 0 for none; None if all are.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

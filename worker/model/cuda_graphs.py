@@ -109,8 +109,10 @@ class DecodeGraphs:
         sizes: list[int],
         max_model_len: int,
         vocab_size: int,
+        has_adapters: bool = False,
     ) -> None:
         self.sizes = sizes
+        self._has_adapters = has_adapters
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._rows = rows
@@ -123,8 +125,9 @@ class DecodeGraphs:
         self._found = torch.zeros(2 * most, dtype=torch.int64, device=device)
         self._counting = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._indexes = torch.arange(most, device=device)
-        #: By size; the outputs are the logits [size, vocabulary].
-        self._captured: dict[int, Captured] = {}
+        #: By size, and by whether rows may have adapters; the outputs are the logits
+        #: [size, vocabulary].
+        self._captured: dict[tuple[int, bool], Captured] = {}
         self._capture_all(backend)
 
     def size_for(self, num_sequences: int) -> int | None:
@@ -137,7 +140,7 @@ class DecodeGraphs:
         The logits [S, vocabulary] are there until the next run, and may be overwritten.
         """
         size, count = inputs.columns.shape[1], len(inputs.sampled)
-        captured = self._captured[size]
+        captured = self._captured[size, inputs.has_adapters]
         updates = () if inputs.updates is None else inputs.updates.arrays
         columns, *updated = self._copy.send((inputs.columns, *updates))
         if updated:
@@ -158,24 +161,25 @@ class DecodeGraphs:
         start, before = time.perf_counter(), _used(self._kv_cache.device)
         # The largest first: the others find the memory that they need.
         for size in reversed(self.sizes):
-            self._captured[size] = self._capture(size, backend)
+            for with_adapters in (True, False) if self._has_adapters else (False,):
+                self._captured[size, with_adapters] = self._capture(size, with_adapters, backend)
         if not isinstance(backend, UnrecordedGraphs):
             _log.info(
                 "CUDA graphs of %d decode steps for up to %d sequences: %.1f s, %s",
-                len(self.sizes),
+                len(self._captured),
                 self.sizes[-1],
                 time.perf_counter() - start,
                 format_bytes(_used(self._kv_cache.device) - before),
             )
 
     @torch.inference_mode()
-    def _capture(self, size: int, backend: GraphBackend) -> Captured:
+    def _capture(self, size: int, with_adapters: bool, backend: GraphBackend) -> Captured:
         # Padding rows only, so that nothing is written to the cache.
         columns = self._columns[: NUM_COLUMNS * size].view(NUM_COLUMNS, size)
         columns.copy_(torch.tensor(self._rows.padding_columns)[:, None].expand_as(columns))
-        return backend.capture(lambda: self._step(columns))
+        return backend.capture(lambda: self._step(columns, with_adapters))
 
-    def _step(self, columns: Tensor) -> Tensor:
+    def _step(self, columns: Tensor, with_adapters: bool) -> Tensor:
         """Compute, and sample; returns the logits."""
         rows, contexts, tokens, sources, blocks = columns
         size = rows.numel()
@@ -196,7 +200,12 @@ class DecodeGraphs:
         )
         token_ids = torch.where(tokens < 0, self._sampled[sources], tokens)
         hidden = self._decoder.hidden(
-            token_ids, positions, batch, self._kv_cache, self._indexes[:size]
+            token_ids,
+            positions,
+            batch,
+            self._kv_cache,
+            self._indexes[:size],
+            self._rows.adapters(rows) if with_adapters else None,
         )
         logits = self._decoder.logits(hidden)[:, : self._vocab_size].float()
         samples = sample_tokens(

@@ -173,9 +173,10 @@ class FallbackModel:
         batch: AttentionBatch,
         kv_cache: Tensor,
         rows: Tensor,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """Return the logits [R, vocab_size] of `rows` [R], having written the cache."""
-        return self.logits(self.hidden(token_ids, positions, batch, kv_cache, rows))
+        return self.logits(self.hidden(token_ids, positions, batch, kv_cache, rows, adapters))
 
     def hidden(
         self,
@@ -184,8 +185,11 @@ class FallbackModel:
         batch: AttentionBatch,
         kv_cache: Tensor,
         rows: Tensor,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """Compute like `forward`, but stop before the head: returns `rows` [R, hidden_size]."""
+        if adapters is not None:
+            raise ValueError("adapters are for our own decoder only")
         with self._attention.step(batch, kv_cache) as step:
             output = self._body(
                 input_ids=token_ids[None], position_ids=positions[None], use_cache=False

@@ -13,6 +13,7 @@ from inferq.kernels.huge_pages import HugePages
 from inferq.kernels.matmul import ReadableWeight, Weight, pack_float
 from inferq.kernels.matmul_int8 import pack_int8
 from inferq.protocol.errors import ModelError
+from inferq.worker.model.lora import AdapterRows, LoraProduct
 from inferq.worker.model.quantization import QuantizedProjection
 from inferq.worker.model.quantized_weight import QuantizedWeight
 
@@ -62,6 +63,8 @@ class Linear:
             self.stored = QuantizedWeight(quantized, inputs, outputs, device)
         self.bias = torch.empty(outputs, dtype=dtype, device=device) if bias else None
         self._packed: Weight | None = None
+        #: What adapters add, if there are any for it.
+        self.lora: LoraProduct | None = None
 
     def pack(self, method: LinearMethod) -> None:
         """Fix the weight's form; what it was made of is released, packing again does nothing."""
@@ -74,13 +77,19 @@ class Linear:
             self._packed = method.pack(self.weight)
             del self.weight
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply x [T, inputs]; returns [T, outputs]."""
+    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+        """Multiply x [T, inputs], with the adapters of its rows; returns [T, outputs]."""
         if self._add_up is None:
-            return self._multiply(x, self.bias)
-        total = self._multiply(x, None)
+            return self._adapted(x, self.bias, adapters)
+        total = self._adapted(x, None, adapters)
         self._add_up(total)
         return total if self.bias is None else total.add_(self.bias)
+
+    def _adapted(self, x: Tensor, bias: Tensor | None, adapters: AdapterRows | None) -> Tensor:
+        out = self._multiply(x, bias)
+        if adapters is None or self.lora is None:
+            return out
+        return self.lora.add(out, x, adapters)
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self._packed is None:

@@ -17,6 +17,7 @@ from inferq.worker.model.fallback import load_fallback
 from inferq.worker.model.fallback_config import FallbackConfig
 from inferq.worker.model.families import FAMILIES
 from inferq.worker.model.loader import WeightLoader, load_weights
+from inferq.worker.model.lora_loading import load_adapters
 from inferq.worker.model.parallel import Share
 from inferq.worker.model.parallel_group import RankGroup
 from inferq.worker.model.quantization import check_quantized_checkpoint
@@ -63,6 +64,11 @@ def load_model(
             "here",
             field="quantization",
         )
+    if config.lora_adapters:
+        raise ModelError(
+            f"{model.architecture} is computed by transformers, where adapters are not applied",
+            field="lora_adapters",
+        )
     attention = _attention(model, device)
     with torch.inference_mode():
         loaded = load_fallback(
@@ -108,6 +114,14 @@ def load_decoder(
         if share is not None:
             load = partial(load_weights, cut=share.cut)
         load(folder, decoder.weight_groups(), rename=decoder.rename)
+        if config.lora_adapters:
+            load_adapters(
+                decoder,
+                config.lora_adapters,
+                max_rank=config.max_lora_rank,
+                dtype=dtype,
+                share=share,
+            )
     kind = "native"
     quantization = config.quantization
     if model.quantization is not None:

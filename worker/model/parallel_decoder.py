@@ -61,9 +61,10 @@ class ParallelDecoder:
         batch: AttentionBatch,
         kv_cache: Tensor,
         rows: Tensor,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """See `Decoder.forward`."""
-        return self.logits(self.hidden(token_ids, positions, batch, kv_cache, rows))
+        return self.logits(self.hidden(token_ids, positions, batch, kv_cache, rows, adapters))
 
     def hidden(
         self,
@@ -72,13 +73,14 @@ class ParallelDecoder:
         batch: AttentionBatch,
         kv_cache: Tensor,
         rows: Tensor,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """See `Decoder.hidden`; the other ranks write to caches of their own."""
-        step = StepTensors(token_ids, positions, batch, rows)
+        step = StepTensors(token_ids, positions, batch, rows, adapters)
         with self._ranks.together():
             self._ranks.send(encode(Command.STEP, StepSizes.of(step).numbers))
             self._group.broadcast(step.packed())
-            return self._decoder.hidden(token_ids, positions, batch, kv_cache, rows)
+            return self._decoder.hidden(token_ids, positions, batch, kv_cache, rows, adapters)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Decoder.logits`."""

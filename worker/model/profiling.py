@@ -114,7 +114,8 @@ def _profile(config: EngineConfig, decoder: CausalModel, shape: KVCacheShape) ->
     batch = _unwritten_prompts(lens, shape.block_size, device)
     tokens = torch.zeros(count, dtype=torch.int64, device=device)
     rows = torch.tensor(lens).cumsum(0).to(device) - 1
-    logits = decoder.forward(tokens, tokens, batch, shape.allocate(1, device), rows)
+    adapters = torch.ones_like(tokens) if config.lora_adapters else None
+    logits = decoder.forward(tokens, tokens, batch, shape.allocate(1, device), rows, adapters)
     Sampler(decoder.config.vocab_size).sample(logits, _plain_sampling(seqs))
 
 
@@ -134,9 +135,10 @@ def _graphs_bytes(config: EngineConfig, decoder: CausalModel, shape: KVCacheShap
         sizes=sizes[-1:],
         max_model_len=decoder.max_positions,
         vocab_size=decoder.config.vocab_size,
+        has_adapters=bool(config.lora_adapters),
     )
     peak = torch.cuda.max_memory_allocated(device) - before
-    return peak + _GRAPH_BYTES * len(sizes)
+    return peak + _GRAPH_BYTES * len(sizes) * (2 if config.lora_adapters else 1)
 
 
 def _unwritten_prompts(lens: list[int], block_size: int, device: torch.device) -> AttentionBatch:

@@ -153,6 +153,7 @@ class DecoderRunner:
         self._inputs = StepInputBuilder(
             max_num_seqs=config.max_num_seqs,
             max_num_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
+                has_adapters=bool(config.lora_adapters),
             max_model_len=max_model_len,
             block_size=config.block_size,
             vocab_size=vocab_size,
@@ -163,6 +164,7 @@ class DecoderRunner:
         """Move blocks, compute the plan's tokens and sample.
 
         Raises `FailedRequestsError` for requests that cannot go on; the blocks are moved then.
+            adapters=tuple(config.lora_adapters or ()),
         """
         return self._begin(plan, self._build(plan)).results()
 
@@ -214,7 +216,7 @@ class DecoderRunner:
             known = self._sampled[step.unknown.sources]
             step.token_ids.index_copy_(0, step.unknown.rows, known)
         hidden = self._decoder.hidden(
-            step.token_ids, step.positions, step.batch, self._kv_cache, step.rows
+            step.token_ids, step.positions, step.batch, self._kv_cache, step.rows, step.adapters
         )
         sampling = None
         if step.sampled:

@@ -22,6 +22,7 @@ from inferq.kernels.rotary import rotary
 from inferq.worker.model.config import ModelConfig
 from inferq.worker.model.linear import Linear, LinearMethod, Reduction
 from inferq.worker.model.loader import WeightGroup
+from inferq.worker.model.lora import AdapterColumns, AdapterRows
 from inferq.worker.model.norm import Norm
 from inferq.worker.model.parallel import Share
 from inferq.worker.model.parallel_group import RankGroup, VocabularyPart
@@ -48,6 +49,8 @@ class Step:
     kv_cache: Tensor
     #: Cosines and sines of the step's positions, for each of `ModelConfig.ropes`.
     angles: Sequence[tuple[Tensor, Tensor]]
+    #: None where no row has an adapter.
+    adapters: AdapterRows | None
 
 
 class Attention:
@@ -97,7 +100,7 @@ class Attention:
         """Write this step's keys and values, and attend; returns [T, heads · head_dim]."""
         query, key, value = (
             part.view(part.shape[0], -1, self.head_dim)
-            for part in torch.split(self.qkv(hidden), self.sizes, dim=1)
+            for part in torch.split(self.qkv(hidden, step.adapters), self.sizes, dim=1)
         )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = _norm_heads(query, self.query_norm), _norm_heads(key, self.key_norm)
@@ -154,9 +157,9 @@ class MLP:
             add_up=add_up,
         )
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor, adapters: AdapterRows | None) -> Tensor:
         """Transform each row of [T, hidden_size]."""
-        return self.output(self.activation(self.input(hidden)))
+        return self.output(self.activation(self.input(hidden, adapters)), adapters)
 
 
 class DecoderLayer:
@@ -197,14 +200,15 @@ class DecoderLayer:
             normed, residual = self.input_norm(delta), delta
         else:
             normed, residual = self.input_norm.add(delta, residual)
-        attended = self.attention.attend(normed, step)
+        attended, adapters = self.attention.attend(normed, step), step.adapters
         if rows is not None:
             residual, attended = residual[rows], attended[rows]
-        attended = self.attention.output(attended)
+            adapters = None if adapters is None else adapters.take(rows)
+        attended = self.attention.output(attended, adapters)
         if self.attention_post_norm is not None:
             attended = self.attention_post_norm(attended)
         normed, residual = self.mlp_norm.add(attended, residual)
-        delta = self.mlp(normed)
+        delta = self.mlp(normed, adapters)
         if self.mlp_post_norm is not None:
             delta = self.mlp_post_norm(delta)
         return delta, residual
@@ -312,6 +316,8 @@ class Decoder:
             RotaryTable(rope, config.head_dim, max_positions, device) for rope in config.ropes
         ]
         self._attention = attention
+        #: Set with the adapters of its products.
+        self.adapters: AdapterColumns | None = None
 
     def forward(
         self,
@@ -320,12 +326,13 @@ class Decoder:
         batch: AttentionBatch,
         kv_cache: Tensor,
         rows: Tensor,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """Compute token_ids [T] at positions [T], write their KV; return logits of `rows` [R].
 
         The result is [R, vocab_size]: the head runs only for rows that are sampled.
         """
-        return self.logits(self.hidden(token_ids, positions, batch, kv_cache, rows))
+        return self.logits(self.hidden(token_ids, positions, batch, kv_cache, rows, adapters))
 
     def hidden(
         self,
@@ -334,10 +341,17 @@ class Decoder:
         batch: AttentionBatch,
         kv_cache: Tensor,
         rows: Tensor,
+        adapters: Tensor | None = None,
     ) -> Tensor:
-        """Compute like `forward`, but stop before the head: returns `rows` [R, hidden_size]."""
+        """Compute like `forward`, but stop before the head: returns `rows` [R, hidden_size].
+
+        `adapters` [T] are the numbers of the tokens' adapters, see `AdapterColumns`.
+        """
         angles = [table.rows(positions) for table in self._rotary]
-        step = Step(self._attention, self._attention.plan(batch), kv_cache, angles)
+        kept = None
+        if adapters is not None and self.adapters is not None:
+            kept = self.adapters.rows(adapters)
+        step = Step(self._attention, self._attention.plan(batch), kv_cache, angles, kept)
         delta = self._embed(token_ids, positions)
         residual: Tensor | None = None
         for layer in self.layers[:-1]:

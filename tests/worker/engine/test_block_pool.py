@@ -64,6 +64,16 @@ def test_equal_blocks_behind_different_prefixes_do_not_match():
     assert match(pool, [7, 7, 7, 7, 0]) == []
 
 
+def test_different_adapters_share_nothing_whatever_the_salt():
+    roots = []
+    for salt in ("", "a", "b"):
+        for adapter in ("", "a", "b", "ab"):
+            chain = PrefixChain(SIZE, salt, adapter)
+            chain.extend(list(range(SIZE)), 1)
+            roots.append(chain.links[0].digest)
+    assert len(set(roots)) == len(roots)
+
+
 def test_different_salts_share_nothing():
     pool = make_pool()
     table = fill(pool, list(range(8)), salt="a")

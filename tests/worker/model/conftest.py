@@ -101,13 +101,16 @@ class Driver:
         max_positions: int = 128,
         dtype: torch.dtype = torch.float32,
         quantization: str | None = None,
+        lora_adapters: dict[str, str] | None = None,
     ) -> None:
         self.config = read_model_config(folder)
         device = torch.device("cpu")
         self.decoder = load_model(
             folder,
             self.config,
-            EngineConfig(model=str(folder), quantization=quantization),
+            EngineConfig(
+                model=str(folder), quantization=quantization, lora_adapters=lora_adapters
+            ),
             max_model_len=max_positions,
             dtype=dtype,
             device=device,
@@ -126,13 +129,17 @@ class Driver:
             block_size=block_size,
             vocab_size=self.config.vocab_size,
             device=device,
+            adapters=tuple(lora_adapters or ()),
         )
 
-    def sequence(self, token_ids: list[int]) -> Sequence:
+    def sequence(self, token_ids: list[int], adapter: str = "") -> Sequence:
         """Give a sequence that knows all of its tokens and has computed none."""
         params = SamplingParams(temperature=0.0, seed=0)
         request = EngineRequest(
-            request_id=str(len(self.blocks)), prompt_token_ids=tuple(token_ids), params=params
+            request_id=str(len(self.blocks)),
+            prompt_token_ids=tuple(token_ids),
+            params=params,
+            adapter=adapter,
         )
         return Sequence(request, self.block_size)
 
@@ -152,15 +159,19 @@ class Driver:
             inputs.batch,
             self.kv_cache,
             torch.arange(plan.num_tokens),
+            inputs.adapters,
         )
         parts = dict(zip([s for s, _ in chunks], logits.split([n for _, n in chunks]), strict=True))
         for sequence, count in chunks:
             sequence.num_computed_tokens += count
         return [parts[sequence] for sequence, _ in chunks]
 
-    def logits_in_chunks(self, texts: list[list[int]], chunks: list[list[int]]) -> list[Tensor]:
+    def logits_in_chunks(
+        self, texts: list[list[int]], chunks: list[list[int]], adapters: tuple[str, ...] = ()
+    ) -> list[Tensor]:
         """Run texts side by side, the i-th in steps of chunks[i] tokens, then one by one."""
-        sequences = [self.sequence(text) for text in texts]
+        names = adapters or ("",) * len(texts)
+        sequences = [self.sequence(*each) for each in zip(texts, names, strict=True)]
         collected: list[list[Tensor]] = [[] for _ in texts]
         pending = [list(sizes) for sizes in chunks]
         while any(s.num_computed_tokens < len(s.token_ids) for s in sequences):
