@@ -125,10 +125,6 @@ class EngineSettings(BaseSettings):
         description="Plan a step while the one before it is computed; default: on a GPU only.",
     )
     enforce_eager: bool = Field(False, description="Capture no CUDA graphs.")
-
-
-class WorkerSettings(EngineSettings):
-    """What a worker process needs: the engine's settings, the queue's, and its own."""
     lora_adapters: Annotated[dict[str, str] | None, NoDecode] = Field(
         None,
         description="NAME=FOLDER of LoRA adapters in the form of PEFT, several times or joined by "
@@ -150,6 +146,10 @@ class WorkerSettings(EngineSettings):
             except InvalidRequestError as error:
                 raise ValueError(str(error).removeprefix("lora_adapters: ")) from None
         return adapters
+
+
+class WorkerSettings(EngineSettings):
+    """What a worker process needs: the engine's settings, the queue's, and its own."""
 
     served_model_name: str | None = Field(
         None, description="Name under which jobs may ask for the model; default: its last part."
@@ -228,10 +228,6 @@ class WorkerSettings(EngineSettings):
             )
         return self
 
-    @property
-    def model_name(self) -> str:
-        """The name that jobs use for the model."""
-        return self.served_model_name or Path(self.model).name
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         if self.model_name in (self.lora_adapters or ()):
@@ -241,6 +237,10 @@ class WorkerSettings(EngineSettings):
             )
         return self
 
+    @property
+    def model_name(self) -> str:
+        """The name that jobs use for the model."""
+        return self.served_model_name or Path(self.model).name
 
 
 def load_settings(given: Mapping[str, Any]) -> WorkerSettings:
@@ -273,10 +273,6 @@ def _check_url(url: str) -> None:
         raise ValueError(str(error).removeprefix("url: ")) from None
 
 
-def _describe(error: ValidationError) -> str:
-    lines = []
-    for problem in error.errors(include_url=False, include_input=False):
-        message = problem["msg"].removeprefix("Value error, ")
 def _adapter_map(given: Iterable[object]) -> dict[str, str]:
     """Return the folders by name of `NAME=FOLDER` texts, each of which may hold several."""
     adapters: dict[str, str] = {}
@@ -290,6 +286,10 @@ def _adapter_map(given: Iterable[object]) -> dict[str, str]:
     return adapters
 
 
+def _describe(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors(include_url=False, include_input=False):
+        message = problem["msg"].removeprefix("Value error, ")
         if not problem["loc"]:  # of several settings, which the message names
             lines.append(message)
             continue

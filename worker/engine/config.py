@@ -58,10 +58,10 @@ class EngineConfig:
     - `async_scheduling`: plan and launch a step while the one before it is computed; None does so
       on CUDA.
     - `enforce_eager`: capture no CUDA graphs.
-    - `seed`: for offline requests without one of their own.
-    """
     - `lora_adapters`: folders of adapters in the form of PEFT, by the names that requests use.
     - `max_lora_rank`: largest rank that an adapter may have.
+    - `seed`: for offline requests without one of their own.
+    """
 
     model: str
     revision: str | None = None
@@ -85,11 +85,11 @@ class EngineConfig:
     num_swap_blocks: int | None = None
     async_scheduling: bool | None = None
     enforce_eager: bool = False
+    lora_adapters: Mapping[str, str | Path] | None = None
+    max_lora_rank: int = 64
     seed: int = 0
 
     def __post_init__(self) -> None:
-    lora_adapters: Mapping[str, str | Path] | None = None
-    max_lora_rank: int = 64
         if not isinstance(self.model, str) or not self.model:
             raise InvalidRequestError("must be a local folder or a hub id", field="model")
         if self.revision is not None and (not isinstance(self.revision, str) or not self.revision):
@@ -127,14 +127,10 @@ class EngineConfig:
                 _refuse(name, getattr(self, name), "true or false")
         if not isinstance(self.async_scheduling, bool | None):
             _refuse("async_scheduling", self.async_scheduling, "true, false or nothing")
-        _check_count("seed", self.seed, 0, MAX_SEED)
-
-
-def _refuse(field: str, value: object, limit: str) -> None:
         _check_count("max_lora_rank", self.max_lora_rank, 1, 4096)
         if self.lora_adapters is not None:
             check_adapters(self.lora_adapters)
-    raise InvalidRequestError(f"must be {limit}, not {value!r}", field=field, limit=limit)
+        _check_count("seed", self.seed, 0, MAX_SEED)
 
 
 def check_adapters(adapters: object) -> None:
@@ -149,6 +145,10 @@ def check_adapters(adapters: object) -> None:
             _refuse("lora_adapters", name, f"folders by names of 1 to {MAX_NAME_BYTES} bytes")
         if not isinstance(folder, (str, Path)) or not str(folder):
             _refuse("lora_adapters", folder, f"a folder for {name!r}")
+
+
+def _refuse(field: str, value: object, limit: str) -> None:
+    raise InvalidRequestError(f"must be {limit}, not {value!r}", field=field, limit=limit)
 
 
 def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from itertools import count
@@ -31,6 +32,7 @@ from inferq.worker.engine.plan import (
     StepPlan,
 )
 from inferq.worker.engine.preemption import PreemptionHook
+from inferq.worker.engine.prompt_limit import PromptLimit
 from inferq.worker.engine.request_checks import check_request
 from inferq.worker.engine.runner_errors import FailedRequestsError
 from inferq.worker.engine.scheduler import Scheduler
@@ -77,7 +79,7 @@ class Engine:
         on_step: Callable[[StepPlan], None] | None = None,
         preemption_hook: PreemptionHook | None = None,
         launches_ahead: bool = False,
-        max_prompt_tokens: int | None = None,
+        prompt_limit: PromptLimit | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -93,12 +95,13 @@ class Engine:
             HostPool(num_swap_blocks),
             speeds=speeds,
             preemption_hook=preemption_hook,
-            max_prompt_tokens=max_prompt_tokens,
+            prompt_limit=prompt_limit,
         )
         self._collector = Collector(
             self._scheduler.residency, eos_token_ids=eos_token_ids, max_length=self._max_length
         )
         self._on_step = on_step
+        self._prompt_limit = prompt_limit
         self._groups: dict[str, SequenceGroup] = {}
         #: Outputs by request, until the next step reports them.
         self._unreported: dict[str, list[TokenOutput]] = {}
@@ -118,10 +121,10 @@ class Engine:
             raise InvalidRequestError(
                 f"{request.request_id!r} is in use", field="request_id", limit="unique"
             )
+        self._check_adapter(request.adapter)
         check_request(
             request,
             max_model_len=self.max_model_len,
-        self._check_adapter(request.adapter)
             vocab_size=self.vocab_size,
             max_num_seqs=self._config.max_num_seqs,
         )
@@ -215,9 +218,6 @@ class Engine:
         """Raise `RuntimeError` unless every block is accounted for; O(blocks), between steps."""
         self._scheduler.residency.check_integrity()
 
-    def _step(self, reports: list[TokenOutput]) -> None:
-        plan, rejected = self._scheduler.schedule()
-        for group, info in rejected:
     def _check_adapter(self, name: str) -> None:
         known = self._config.lora_adapters or {}
         if name and name not in known:
@@ -225,6 +225,9 @@ class Engine:
                 f"{name!r} is not loaded; {', '.join(known) or 'no adapter'} is", field="adapter"
             )
 
+    def _step(self, reports: list[TokenOutput]) -> None:
+        plan, rejected = self._scheduler.schedule()
+        for group, info in rejected:
             self._end_with_error(group.request_id, info)
         reports += self._take_unreported()
         try:
@@ -256,12 +259,24 @@ class Engine:
         if self._launches_ahead:
             handle = self._run(lambda: self._runner.launch(plan))
         else:
-            results = self._run(lambda: self._runner.execute(plan))
+            results = self._run(lambda: self._timed(plan))
             handle = None if results is None else Landed(results)
         if handle is None:
             return None
         self._num_steps += 1
         return Flight(plan, handle)
+
+    def _timed(self, plan: StepPlan) -> SequenceOf[SequenceResult]:
+        """Compute a step, and let the limit of prompts learn from its time."""
+        started_at = time.perf_counter()
+        results = self._runner.execute(plan)
+        if self._prompt_limit is not None:
+            self._prompt_limit.learn(
+                num_decodes=plan.num_decodes,
+                num_tokens=plan.num_tokens,
+                seconds=time.perf_counter() - started_at,
+            )
+        return results
 
     def _run(self, work: Callable[[], _T]) -> _T | None:
         """Let the runner work on the last plan; None if that ended requests and must be repeated.

@@ -147,24 +147,24 @@ class DecoderRunner:
                 sizes=graph_sizes(config.max_num_seqs),
                 max_model_len=max_model_len,
                 vocab_size=vocab_size,
+                has_adapters=bool(config.lora_adapters),
             )
         self._sampler = Sampler(vocab_size)
         self._editor = LogitsEditor(ModelVocabulary(folder), vocab_size, self.eos_token_ids)
         self._inputs = StepInputBuilder(
             max_num_seqs=config.max_num_seqs,
             max_num_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
-                has_adapters=bool(config.lora_adapters),
             max_model_len=max_model_len,
             block_size=config.block_size,
             vocab_size=vocab_size,
             device=kv_cache.device,
+            adapters=tuple(config.lora_adapters or ()),
         )
 
     def execute(self, plan: StepPlan) -> list[SequenceResult]:
         """Move blocks, compute the plan's tokens and sample.
 
         Raises `FailedRequestsError` for requests that cannot go on; the blocks are moved then.
-            adapters=tuple(config.lora_adapters or ()),
         """
         return self._begin(plan, self._build(plan)).results()
 
