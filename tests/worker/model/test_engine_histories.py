@@ -118,3 +118,30 @@ def test_outputs_equal_those_of_an_engine_with_room_for_all(
     assert stats.num_swaps > 3
     assert stats.num_preemptions > stats.num_swaps
     assert stats.blocks_used == stats.swap_blocks_used == 0
+
+
+@pytest.mark.parametrize(("size", "ahead"), [(2, False), (4, True)])
+def test_a_model_that_is_divided_among_processes_gives_the_same(
+    make_model: Make, random_text: Make, size: int, ahead: bool
+) -> None:
+    rng = random.Random(5)
+    folder = make_model()
+    requests = random_requests(rng, random_text)[:8]
+    expected: Outputs = {}
+    roomy = engine_of(folder, num_kv_blocks=400, block_size=8)
+    for request in requests:
+        expected |= run(roomy, [request], rng)
+    divided = engine_of(
+        folder,
+        rng,
+        tensor_parallel_size=size,
+        num_kv_blocks=18,
+        num_swap_blocks=20,
+        block_size=8,
+        max_num_seqs=8,
+        max_num_batched_tokens=24,
+        preemption_mode="swap",
+        async_scheduling=ahead,
+    )
+    assert run(divided, requests, rng) == expected
+    assert divided.stats().num_swaps > 0
