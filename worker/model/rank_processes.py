@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ _log = logging.getLogger(__name__)
 _COMMAND: Final = (sys.executable, "-m", "inferq.worker.model.rank_process")
 #: Seconds to let a process end by itself before it is killed.
 _STOP_TIMEOUT_S: Final = 2.0
+#: Seconds that the end of a process may come after the errors that it causes.
+_DEATH_TIMEOUT_S: Final = 0.5
 
 
 class RankLost(InferqError):
@@ -114,7 +117,8 @@ class RankProcesses:
         try:
             yield
         except (OSError, RuntimeError) as error:
-            self.stop(f"a step of several ranks failed: {error}")
+            # Whose end it was that the error comes from says more than the error.
+            self.stop(self._death() or f"a step of several ranks failed: {error}")
             raise RankLost(self._state.lost) from error
         except BaseException as error:
             self.stop(f"a step of several ranks was cut off: {type(error).__name__}")
@@ -128,6 +132,16 @@ class RankProcesses:
     def answers(self) -> list[list[int]]:
         """Return each rank's answer; raises `ModelError` if it is a failure, or a rank is gone."""
         return [_answer(member) for member in self._members]
+
+    def _death(self) -> str | None:
+        """Return which rank has ended, if one does within a moment."""
+        deadline = time.monotonic() + _DEATH_TIMEOUT_S
+        while time.monotonic() < deadline:
+            for member in self._members:
+                if (status := member.process.poll()) is not None:
+                    return f"rank {member.rank} ended with status {status}"
+            time.sleep(_DEATH_TIMEOUT_S / 20)
+        return None
 
     def stop(self, reason: str) -> None:
         """End all ranks."""
