@@ -14,7 +14,12 @@ import pytest
 
 from inferq.protocol.messages import FinishReason
 from inferq.worker.engine.token_output import TokenOutput
-from inferq.worker.engine_process import EXIT_NOT_LOADED, EXIT_ORPHANED, Outbox
+from inferq.worker.engine_process import (
+    EXIT_NOT_LOADED,
+    EXIT_ORPHANED,
+    EXIT_RANK_LOST,
+    Outbox,
+)
 from inferq.worker.frames import decode_output, pack, unpack
 
 
@@ -133,3 +138,27 @@ def test_why_a_model_is_not_loaded_is_said_without_its_field(no_model: dict[str,
     assert (status, said, kind, field) == (EXIT_NOT_LOADED, "", "failed", "model")
     assert str(no_model["model"]) in message
     assert not message.startswith("model:")
+
+
+#: The same with a model that loses a rank while there is nothing to do.
+LOSING_PROCESS = (
+    "-c",
+    LOADED_PROCESS[1]
+    .replace(
+        "    stats = ",
+        '    threading.Timer(0.1, handlers["on_rank_lost"]).start()\n    stats = ',
+    )
+    .replace("import logging, sys", "import logging, sys, threading")
+    .replace("vocab_size=1)", "vocab_size=1, has_work=lambda: False)"),
+)
+
+
+def test_a_lost_rank_ends_an_idle_process_too(no_model: dict[str, Any]) -> None:
+    ours, theirs = Pipe()
+    with theirs:
+        started = subprocess.Popen(
+            [sys.executable, *LOSING_PROCESS, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+        )
+    with ours:
+        ours.send_bytes(pack([no_model]))
+        assert started.wait(60) == EXIT_RANK_LOST
