@@ -31,6 +31,9 @@ std::vector<Tile> tiles_of(const std::int64_t* adapters, std::int64_t rows, std:
         Tile& tile = tiles[open[adapter]];
         tile.rows[tile.count++] = row;
     }
+    // An adapter's tiles follow each other: a thread finds its matrices in its cache.
+    std::stable_sort(tiles.begin(), tiles.end(),
+                     [](const Tile& a, const Tile& b) { return a.adapter < b.adapter; });
     return tiles;
 }
 

@@ -67,7 +67,7 @@ def test_adapters_are_models_of_the_queue_and_stay_with_jobs_that_others_take_ov
     found = [list(job.result(timeout_s=60).token_ids) for job in jobs]
     assert found == [tokens[:16] for tokens in (offline[None], *offline.values())]
     assert len({tuple(tokens) for tokens in found}) == 3
-    with pytest.raises(JobFailed, match="'third' is not served.*'base', 'first', 'second' are"):
+    with pytest.raises(JobFailed, match=r"'third' is not served.*'base', 'first', 'second' are"):
         client.submit(PROMPT, SHORT, model="third").result(timeout_s=60)
     workers[(worker := start()).name] = worker
     job = client.submit(PROMPT, LONG, model="second")

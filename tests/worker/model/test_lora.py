@@ -62,6 +62,14 @@ def merge(model: Path, adapter: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture(params=["native", "stacked"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel for the CPU if it is there, or the products that a GPU computes."""
+    if request.param == "stacked":
+        monkeypatch.setattr("inferq.worker.model.lora.pack_lora", lambda *_: None)
+
+
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize(("family", "settings", "targets"), FAMILIES)
 def test_rows_of_several_adapters_have_the_logits_of_merged_weights(
     make_model: Make,
@@ -194,17 +202,19 @@ def run(engine: Engine, *requests: EngineRequest) -> dict[tuple[str, int], list[
     return found
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize(
     "options",
     [
         {},
+        {"tensor_parallel_size": 2},
         {"async_scheduling": True},
         {"graphs": True},
         {"graphs": True, "async_scheduling": True},
         {"hook": Disturbance(3), "num_swap_blocks": 40, "max_num_batched_tokens": 16},
         {"graphs": True, "hook": Disturbance(4), "num_swap_blocks": 40, "max_num_seqs": 8},
     ],
-    ids=["plain", "ahead", "graphs", "graphs-ahead", "disturbed", "graphs-disturbed"],
+    ids=["plain", "two ranks", "ahead", "graphs", "graphs-ahead", "disturbed", "graphs-disturbed"],
 )
 def test_two_adapters_and_the_base_in_one_batch_equal_each_alone_and_merged_weights(
     adapted_model: tuple[Path, dict[str, str]],
