@@ -37,6 +37,13 @@ SECTIONS: Final = (
     Section("check_rows", "Correctness: norms, rotary, activations, moves", 60, concurrent=True),
     Section("check_matmul", "Correctness: AWQ", 60, concurrent=True, parts=2),
     Section("check_sampling", "Correctness: sampling", 60, concurrent=True, parts=2),
+    Section(
+        "check_ranks",
+        "Correctness: calls between GPUs",
+        40,
+        concurrent=True,
+        interpreted=False,
+    ),
     Section("decode_speed", "Decode attention", 50),
     Section("prefill_speed", "Prefill attention", 40),
     Section("row_speed", "Other kernels", 30),
