@@ -10,7 +10,6 @@ from typing import Final
 
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.messages import MAX_NAME_BYTES
-from inferq.protocol.param_checks import check_utf8
 from inferq.protocol.params import MAX_SEED
 
 DTYPES: Final = ("auto", "float32", "float16", "bfloat16")
@@ -140,8 +139,8 @@ def check_adapters(adapters: object) -> None:
             f"must be a map of names to folders, not {adapters!r}", field="lora_adapters"
         )
     for name, folder in adapters.items():
-        is_name = isinstance(name, str) and name
-        if not is_name or len(check_utf8("lora_adapters", name)) > MAX_NAME_BYTES:
+        is_name = isinstance(name, str) and name.isprintable()  # so that it is text in UTF-8
+        if not is_name or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
             _refuse("lora_adapters", name, f"folders by names of 1 to {MAX_NAME_BYTES} bytes")
         if not isinstance(folder, (str, Path)) or not str(folder):
             _refuse("lora_adapters", folder, f"a folder for {name!r}")

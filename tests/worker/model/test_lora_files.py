@@ -156,7 +156,9 @@ def test_models_that_transformers_computes_take_no_adapters(
         load_runner(config)
 
 
-@pytest.mark.parametrize("adapters", [["a"], {"": "f"}, {"a": ""}, {"a": 3}, {"x" * 257: "f"}])
+@pytest.mark.parametrize(
+    "adapters", [["a"], {"": "f"}, {"a": ""}, {"a": 3}, {"x" * 257: "f"}, {"\ud800": "f"}]
+)
 def test_adapters_are_folders_by_names(adapters: Any) -> None:
     with pytest.raises(InvalidRequestError, match="lora_adapters"):
         EngineConfig(model="m", lora_adapters=adapters)
