@@ -28,7 +28,9 @@ for _, lane in ipairs(LANES) do
     local entry = redis.call('XRANGE', STREAMS[lane], item[1], item[1])[1]
     local job = entry and read_job(field(entry[2], 'id') or '')
     if job and job.state == 'running' and job.owner == worker and not known[job.id] then
-      if crashed then
+      if job.cancel then
+        finish(job, 'cancelled', job.retention)
+      elseif crashed then
         redis.call('HSET', job_key(job.id), 'owner', '') -- a publish under way shall not renew it
         redis.call('ZADD', LEASES, LEFT, job.id)
       else

@@ -271,9 +271,7 @@ class Soak:
                 alive = [each for each in workers if each.age_s < 3]
                 is_done = not (load.queued or load.running or load.delayed)
                 if is_done and alive and all(w.running == 0 for w in alive):
-                    held = [
-                        w.name for w in alive if w.free_blocks + w.cached_blocks < w.total_blocks
-                    ]
+                    held = [w.name for w in alive if w.free_blocks < w.total_blocks]
                     if not held and load.prompt_tokens == load.budget_tokens == 0:
                         return []
                 await asyncio.sleep(0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 
@@ -111,9 +112,17 @@ def ending_fixture() -> Callable[..., Event]:
 
 
 @pytest.fixture
-def own_server() -> Iterator[EmbeddedServer]:
-    """A server that the test may empty, stop and restart; keeps its data."""
-    with EmbeddedServer(appendonly=True, settings={"appendfsync": "always"}) as server:
+def own_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    """A server that the test may empty, stop and restart; keeps its data.
+
+    Valkey, or as the indirect parameter says.
+    """
+    binary = None
+    if getattr(request, "param", "valkey") == "redis":
+        request.getfixturevalue("redis_server")  # skips, or fails, where there is none
+        binary = shutil.which("redis-server")
+    settings = {"appendfsync": "always"}
+    with EmbeddedServer(appendonly=True, settings=settings, binary=binary) as server:
         yield server
 
 

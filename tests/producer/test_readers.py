@@ -29,11 +29,12 @@ async def connections(client: redis.asyncio.Redis) -> int:
     return len(await client.client_list()) - 1
 
 
-async def test_300_streams_at_once_share_few_connections(
+@pytest.mark.parametrize("own_server", ["valkey", "redis"], indirect=True)
+async def test_1000_streams_at_once_share_8_connections(
     own_server: EmbeddedServer, lone_client: AsyncClient, fake_worker: Any, words: Any, ending: Any
 ) -> None:
     worker = fake_worker(own_server.url)
-    count, tokens = 300, 6
+    count, tokens = 1000, 6
     handles = await asyncio.gather(*(lone_client.submit("x") for _ in range(count)))
     readers = [asyncio.create_task(handle.result(timeout_s=30)) for handle in handles]
     claimed = await worker.wait_for_jobs(count)
@@ -55,9 +56,9 @@ async def test_300_streams_at_once_share_few_connections(
     for first in range(tokens):
         await publish(first, words(first, first + 1))
         if first == tokens // 2:
-            # two readers, since one serves 256; and what commands use
-            assert await connections(worker.client) <= 2 + 4
-            assert len(lone_client._readers._readers[0]) == 2
+            # four readers, since one serves 256; and what commands use
+            assert await connections(worker.client) <= 4 + 4
+            assert len(lone_client._readers._readers[0]) == 4
     await publish(tokens, ending(tokens), terminal=FinishReason.LENGTH)
     results = await asyncio.gather(*readers)
     assert {result.token_ids for result in results} == {tuple(range(tokens))}

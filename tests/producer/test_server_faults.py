@@ -121,6 +121,7 @@ async def test_a_server_out_of_memory_is_a_full_queue(queue: str) -> None:
                 await client.submit("x")
 
 
+@pytest.mark.parametrize("own_server", ["valkey", "redis"], indirect=True)
 async def test_a_stream_rides_out_a_restart(
     own_server: EmbeddedServer, queue: str, fake_worker: Any, words: Any, ending: Any
 ) -> None:

@@ -13,8 +13,12 @@ from inferq.protocol.messages import FinishReason
 from inferq.protocol.replies import ClaimedJob, Load
 
 STEPS = 250
-MAX_CRASHES = 3
 WORKERS = ("a", "b", "c")
+#: When, by the server's clock, a lease ended that is made to end.
+ENDED_AT = 5
+LEASE_MS = 30_000
+#: The keys that stay: their number does not grow with the jobs.
+ONE_OF_A_QUEUE = ("jobs", "load", "workers", "dead", "leases", "delayed")
 
 
 @dataclass
@@ -24,6 +28,7 @@ class ModelJob:
     prompt: int
     budget: int
     state: str
+    max_crashes: int
     published: int = 0
     crashes: int = 0
     marked: bool = False
@@ -32,6 +37,11 @@ class ModelJob:
     finish: str | None = None
     held: ClaimedJob | None = None
     owner: str = ""
+    left: bool = False
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.max_crashes > 1 and self.crashes >= self.max_crashes - 1
 
 
 @dataclass
@@ -40,7 +50,23 @@ class Model:
 
     q: Any
     random: random.Random
+    max_crashes: int
     jobs: dict[str, ModelJob] = field(default_factory=dict)
+    #: The time of the last call before a silence that no call has ended yet.
+    silence: int | None = None
+    #: Whether leases that ended in a silence are let be.
+    excuses: bool = False
+    keys: int = 0
+
+    def called(self) -> None:
+        """A claim, publish or heartbeat reached the server."""
+        if self.silence is not None:
+            self.excuses, self.silence = self.silence < ENDED_AT, None
+
+    def pick_held(self) -> str | None:
+        """A random job that its worker may still do something with."""
+        ids = [i for i, job in self.jobs.items() if job.state == "running" and not job.left]
+        return self.random.choice(ids) if ids else None
 
     def pick(self, *states: str) -> str | None:
         """A random job in one of the states."""
@@ -62,20 +88,26 @@ class Model:
             lane=self.random.choice(list(Lane)),
             delay_ms=60_000 if delayed else 0,
             deadline_ms=120_000,
+            idempotency_key=f"key-{self.keys}" if self.random.random() < 0.3 else None,
         )
-        self.jobs[job_id] = ModelJob(prompt, budget, "delayed" if delayed else "queued")
+        self.keys += 1
+        self.jobs[job_id] = ModelJob(
+            prompt, budget, "delayed" if delayed else "queued", self.max_crashes
+        )
 
     async def claim(self, free: int | None = None) -> None:
         """Claim something that fits; note what the claim ended on its way."""
         worker = self.random.choice(WORKERS)
         if free is None:
             free = self.random.choice((0, 64, 300, 10_000))
+        idle = self.random.random() < 0.2
+        self.called()
         reply = await self.q.claim(
             worker,
             free=free,
-            idle=self.random.random() < 0.2,
+            idle=idle,
             max_jobs=self.random.randrange(1, 6),
-            max_crashes=MAX_CRASHES,
+            max_crashes=self.max_crashes,
             starve_ms=self.random.choice((0, 60_000)),
         )
         self.note_takeovers()
@@ -84,11 +116,14 @@ class Model:
             assert job.state in ("queued", "released", "due"), (claimed, job)
             assert claimed.published == job.published
             assert claimed.crashes == job.crashes
+            assert claimed.runs_alone == job.is_suspect
+            assert not claimed.runs_alone or (idle and len(reply.claimed) == 1)
             job.state, job.held, job.owner = "running", claimed, worker
         for job_id, job in self.jobs.items():
             if job.state == "due":
                 job.state = "queued"
-            if job.state == "queued" and job.late and await self.q.endings(job_id):
+            may_wait_unseen = job.state == "queued" or (job.state == "released" and job.is_suspect)
+            if may_wait_unseen and job.late and await self.q.endings(job_id):
                 self.end(job_id, "expired")
 
     def note_takeovers(self) -> None:
@@ -96,16 +131,19 @@ class Model:
         for job_id, job in self.jobs.items():
             if job.state == "due" and job.late:
                 self.end(job_id, "expired")
-            elif job.state == "released" or (job.state == "running" and job.lease_over):
+            elif job.state == "released":
+                if job.late and not job.is_suspect:
+                    self.end(job_id, "expired")
+            elif job.state == "running" and (job.left or (job.lease_over and not self.excuses)):
                 if job.marked:
                     self.end(job_id, "cancelled")
                 elif job.late:
                     self.end(job_id, "expired")
-                elif job.state == "running":
+                else:
                     job.crashes += 1
-                    job.lease_over = False
+                    job.lease_over = job.left = False
                     job.state = "released"
-                    if job.crashes == MAX_CRASHES:
+                    if job.crashes == self.max_crashes:
                         self.end(job_id, "error")
 
     async def publish(self) -> None:
@@ -117,9 +155,12 @@ class Model:
         first = job.published + self.random.choice((0, 0, 0, -1, 2))
         end = FinishReason.STOP if self.random.random() < 0.3 else None
         tokens = self.random.randrange(0 if end else 1, 4)
+        self.called()
         item = self.q.item(job.held, first=max(first, 0), tokens=tokens, end=end)
         [reply] = await self.q.publish(job.owner, item)
-        if job.state == "running" and max(first, 0) == job.published:
+        if job.left:
+            assert reply.status == "stale"
+        elif job.state == "running" and max(first, 0) == job.published:
             assert reply.status == "ok"
             job.published += tokens
             job.lease_over = False
@@ -134,7 +175,7 @@ class Model:
 
     async def release(self) -> None:
         """Hand a job back."""
-        if (job_id := self.pick("running")) is None:
+        if (job_id := self.pick_held()) is None:
             return
         job = self.jobs[job_id]
         assert job.held is not None
@@ -143,9 +184,60 @@ class Model:
         if job.marked:
             self.end(job_id, "cancelled")
 
+    async def heartbeat(self) -> None:
+        """Renew a lease."""
+        if (job_id := self.pick("running")) is None:
+            return
+        job = self.jobs[job_id]
+        assert job.held is not None
+        self.called()
+        [reply] = await self.q.scripts.heartbeat(
+            job.owner, [(job_id, job.held.epoch)], lease_ms=LEASE_MS, retention_ms=LEASE_MS
+        )
+        assert reply.status == ("stale" if job.left else "ok")
+        job.lease_over = job.left
+
+    async def reconcile(self) -> None:
+        """Hand back what a worker does not know, or leave what its engine took with it."""
+        if (job_id := self.pick_held()) is None:
+            return
+        job, crashed = self.jobs[job_id], self.random.random() < 0.5
+        known = [
+            other_id
+            for other_id, other in self.jobs.items()
+            if other_id != job_id and other.state == "running" and other.owner == job.owner
+        ]
+        assert await self.q.scripts.reconcile(job.owner, known, crashed=crashed) == 1
+        assert await self.q.scripts.reconcile(job.owner, known, crashed=crashed) == 0
+        if job.marked:
+            self.end(job_id, "cancelled")
+        elif crashed:
+            job.left = job.lease_over = True
+        else:
+            job.state, job.lease_over = "released", False
+
+    async def redrive(self) -> None:
+        """Submit a job anew that brought its workers down."""
+        letters = await self.q.scripts.dead_letters()
+        dead = {job_id for job_id, job in self.jobs.items() if job.finish == "error"}
+        assert {letter.job_id for letter in letters} <= dead
+        if letters:
+            old = self.jobs[letters[0].job_id]
+            job_id = await self.q.scripts.redrive(letters[0].entry_id)
+            self.jobs[job_id] = ModelJob(old.prompt, old.budget, "queued", self.max_crashes)
+
+    async def drain_a_worker(self) -> None:
+        """Ask a worker to drain, which is between it and its heartbeat."""
+        worker = self.random.choice(WORKERS)
+        await self.q.scripts.register(worker, {})
+        assert await self.q.scripts.drain(worker)
+        assert (await self.q.scripts.register(worker, {})).drain
+        await self.q.scripts.unregister(worker)
+        assert not (await self.q.scripts.register(worker, {})).drain
+
     async def recost(self) -> None:
         """Correct the size of a job."""
-        if (job_id := self.pick("running")) is None:
+        if (job_id := self.pick_held()) is None:
             return
         job = self.jobs[job_id]
         assert job.held is not None
@@ -178,13 +270,24 @@ class Model:
                     await self.q.pass_delay(job_id)
                     self.jobs[job_id].state = "due"
             case 1:
-                if job_id := self.pick("running"):
-                    await self.q.end_lease(job_id)
+                if job_id := self.pick_held():
+                    await self.q.redis.zadd(self.q.keys.leases, {job_id: ENDED_AT})
                     self.jobs[job_id].lease_over = True
+            case 2 if self.random.random() < 0.5:
+                if self.random.random() < 0.5:
+                    self.silence = self.random.choice((ENDED_AT - 1, ENDED_AT + 1))
+                    await self.q.redis.hset(self.q.keys.load, "seen", self.silence)
+                else:
+                    await self.end_grace()
             case 2:
                 if self.random.random() < 0.3 and (job_id := self.pick("queued", "released")):
                     await self.q.pass_deadline(job_id)
                     self.jobs[job_id].late = True
+
+    async def end_grace(self) -> None:
+        """Let the time pass for which ended leases are let be."""
+        await self.q.redis.hdel(self.q.keys.load, "seen", "grace")
+        self.silence, self.excuses = None, False
 
     async def sweep(self) -> None:
         """Sweep, which must find nothing to mend."""
@@ -213,12 +316,15 @@ class Model:
             assert tokens == list(range(job.published))
             if ends:
                 assert events[-1][0] == f"{job.published}-1"
+                assert await self.q.redis.pttl(self.q.keys.job(job_id)) > 0
+                assert await self.q.redis.pttl(self.q.keys.out(job_id)) > 0
 
     async def drain(self) -> None:
         """Run everything that is left to its end."""
         while job_id := self.pick("delayed"):
             await self.q.pass_delay(job_id)
             self.jobs[job_id].state = "due"
+        await self.end_grace()
         for _ in range(1000):
             if self.pick("queued", "due", "running", "released") is None:
                 return
@@ -229,7 +335,7 @@ class Model:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_any_run_of_operations_balances(q: Any, seed: int) -> None:
-    model = Model(q, random.Random(seed))
+    model = Model(q, random.Random(seed), max_crashes=1 + seed % 3)
     operations = [
         *[model.enqueue] * 4,
         *[model.claim] * 3,
@@ -237,7 +343,11 @@ async def test_any_run_of_operations_balances(q: Any, seed: int) -> None:
         model.release,
         model.recost,
         model.cancel,
-        *[model.pass_time] * 3,
+        *[model.pass_time] * 4,
+        model.heartbeat,
+        model.reconcile,
+        model.redrive,
+        model.drain_a_worker,
         model.sweep,
     ]
     for _ in range(STEPS):
@@ -248,3 +358,6 @@ async def test_any_run_of_operations_balances(q: Any, seed: int) -> None:
     await model.check_ends()
     await q.claim(max_jobs=1000)  # removes what cancelled jobs left in the lanes
     await q.assert_nothing_is_left()
+    async for key in q.redis.scan_iter(f"{q.keys.prefix}*"):
+        name = key.decode().removeprefix(q.keys.prefix).split(":")[0]
+        assert name in ONE_OF_A_QUEUE or await q.redis.pttl(key) > 0, key
