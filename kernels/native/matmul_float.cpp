@@ -1,6 +1,9 @@
-// Products with the weight as it is: float32, bfloat16 or float16, summed in float32.
+// Products with the weight as it is: float32, bfloat16 or float16, summed in float32. x has the
+// weight's type, or is float32.
 #include "export.h"
 #include "matmul.h"
+
+#include <type_traits>
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -11,20 +14,19 @@ namespace {
 using namespace matmul;
 
 // One input of LANES outputs at a time, widened to float32.
-template <class T> struct Widened {
+template <class X, class W> struct Widened {
     static constexpr int TILE = LANES == 8 ? 6 : LANES == 16 ? 14 : 12;
     static constexpr int STEP = 1;
     using Value = float;
 
-    static Value value(const T* x, std::int64_t) {
-        T first[LANES] = {x[0]};
+    static Value value(const X* x, std::int64_t) {
+        if constexpr (std::is_same_v<X, float>) return *x;
+        X first[LANES] = {x[0]};
         return load(first)[0];
     }
-    static Vec factors(const T* weight) { return load(weight); }
+    static Vec factors(const W* weight) { return load(weight); }
     static Vec dot(Vec sum, Vec factors, Value x) { return sum + factors * splat(x); }
 };
-
-template <> inline float Widened<float>::value(const float* x, std::int64_t) { return *x; }
 
 #if defined(__AVX512BF16__)
 // Two inputs of 16 outputs at a time: twice the rate of float32.
@@ -46,16 +48,24 @@ struct Pairs {
 };
 #endif
 
-template <class T> struct KernelOf { using type = Widened<T>; };
+template <class X, class W> struct KernelOf { using type = Widened<X, W>; };
 #if defined(__AVX512BF16__)
-template <> struct KernelOf<BFloat16> { using type = Pairs; };
+template <> struct KernelOf<BFloat16, BFloat16> { using type = Pairs; };
 #endif
-template <class T> using Kernel = typename KernelOf<T>::type;
+template <class X, class W> using Kernel = typename KernelOf<X, W>::type;
 
-template <class T>
-void linear(const T* x, std::int64_t x_stride, const T* weight, const Shape& shape,
-            const Output<T>& output) {
-    using K = Kernel<T>;
+// Calls body(X{}, W{}) with the element types of x and of the weight.
+template <class Body> void with_types(std::int32_t x, std::int32_t weight, const Body& body) {
+    with_dtype(weight, [&](auto element) {
+        if (x == weight) body(element, element);
+        else body(float{}, element);
+    });
+}
+
+template <class X, class W>
+void linear(const X* x, std::int64_t x_stride, const W* weight, const Shape& shape,
+            const Output<X>& output) {
+    using K = Kernel<X, W>;
     const std::int64_t steps = ceil_div(shape.inputs, K::STEP);
     auto* interleaved = scratch<typename K::Value>(shape.rows * steps);
     run<K::TILE>(
@@ -63,7 +73,7 @@ void linear(const T* x, std::int64_t x_stride, const T* weight, const Shape& sha
         [&](std::int64_t first, int rows) {
             auto* target = interleaved + first * steps;
             for (int row = 0; row < rows; ++row) {
-                const T* from = x + (first + row) * x_stride;
+                const X* from = x + (first + row) * x_stride;
                 for (std::int64_t step = 0; step < steps; ++step) {
                     const std::int64_t k = step * K::STEP;
                     target[step * rows + row] = K::value(from + k, shape.inputs - k);
@@ -72,7 +82,7 @@ void linear(const T* x, std::int64_t x_stride, const T* weight, const Shape& sha
         },
         [&](auto rows, std::int64_t first, std::int64_t panel) {
             constexpr int ROWS = decltype(rows)::value;
-            const T* from = weight + panel * steps * PANEL * K::STEP;
+            const W* from = weight + panel * steps * PANEL * K::STEP;
             const auto* value = interleaved + first * steps;
             Vec sums[ROWS][2] = {};
             for (std::int64_t step = 0; step < steps; ++step) {
@@ -91,16 +101,15 @@ void linear(const T* x, std::int64_t x_stride, const T* weight, const Shape& sha
         });
 }
 
-template <class T>
-void pack(const T* weight, std::int64_t outputs, std::int64_t inputs, T* packed) {
-    constexpr int STEP = Kernel<T>::STEP;
+template <int STEP, class W>
+void pack(const W* weight, std::int64_t outputs, std::int64_t inputs, W* packed) {
     const std::int64_t steps = ceil_div(inputs, STEP);
     parallel_range(panel_count(outputs), 1, [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t i = first * PANEL; i < last * PANEL; ++i) {
-            T* target = packed + i / PANEL * PANEL * steps * STEP + i % PANEL * STEP;
+            W* target = packed + i / PANEL * PANEL * steps * STEP + i % PANEL * STEP;
             for (std::int64_t k = 0; k < steps * STEP; ++k)
                 target[k / STEP * PANEL * STEP + k % STEP] =
-                    i < outputs && k < inputs ? weight[i * inputs + k] : T{};
+                    i < outputs && k < inputs ? weight[i * inputs + k] : W{};
         }
     });
 }
@@ -108,10 +117,11 @@ void pack(const T* weight, std::int64_t outputs, std::int64_t inputs, T* packed)
 }  // namespace
 
 // Stores the shape [panels, steps, panel, step] of a packed weight.
-extern "C" void inferq_float_layout(std::int64_t outputs, std::int64_t inputs, std::int32_t dtype,
+extern "C" void inferq_float_layout(std::int64_t outputs, std::int64_t inputs,
+                                    std::int32_t x_dtype, std::int32_t dtype,
                                     std::int64_t* shape) {
-    with_dtype(dtype, [&](auto element) {
-        constexpr int STEP = Kernel<decltype(element)>::STEP;
+    with_types(x_dtype, dtype, [&](auto x, auto element) {
+        constexpr int STEP = Kernel<decltype(x), decltype(element)>::STEP;
         shape[0] = panel_count(outputs);
         shape[1] = ceil_div(inputs, STEP);
         shape[2] = PANEL;
@@ -122,10 +132,11 @@ INFERQ_EXPORT(inferq_float_layout)
 
 // weight [outputs, inputs], contiguous.
 extern "C" void inferq_float_pack(const void* weight, std::int64_t outputs, std::int64_t inputs,
-                                  std::int32_t dtype, void* packed) {
-    with_dtype(dtype, [&](auto element) {
-        using T = decltype(element);
-        pack(static_cast<const T*>(weight), outputs, inputs, static_cast<T*>(packed));
+                                  std::int32_t x_dtype, std::int32_t dtype, void* packed) {
+    with_types(x_dtype, dtype, [&](auto x, auto element) {
+        using W = decltype(element);
+        constexpr int STEP = Kernel<decltype(x), W>::STEP;
+        pack<STEP>(static_cast<const W*>(weight), outputs, inputs, static_cast<W*>(packed));
     });
 }
 INFERQ_EXPORT(inferq_float_pack)
@@ -133,11 +144,12 @@ INFERQ_EXPORT(inferq_float_pack)
 extern "C" void inferq_float_linear(const void* x, std::int64_t x_stride, const void* weight,
                                     const float* bias, void* out, std::int64_t rows,
                                     std::int64_t inputs, std::int64_t outputs,
-                                    std::int32_t dtype) {
-    with_dtype(dtype, [&](auto element) {
-        using T = decltype(element);
-        const Output<T> output{static_cast<T*>(out), bias, outputs};
-        linear(static_cast<const T*>(x), x_stride, static_cast<const T*>(weight),
+                                    std::int32_t x_dtype, std::int32_t dtype) {
+    with_types(x_dtype, dtype, [&](auto value, auto element) {
+        using X = decltype(value);
+        using W = decltype(element);
+        const Output<X> output{static_cast<X*>(out), bias, outputs};
+        linear(static_cast<const X*>(x), x_stride, static_cast<const W*>(weight),
                {rows, inputs, outputs}, output);
     });
 }

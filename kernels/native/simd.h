@@ -3,6 +3,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 #elif defined(__AVX__)
@@ -63,6 +67,7 @@ inline void store_sums(float* p, Vec a, Vec b, Vec c, Vec d) {
 #endif
 
 // Unaligned loads and stores of LANES elements, widened to float32 and rounded to nearest even.
+// GCC 12 converts vectors of _Float16 lane by lane, hence the instructions by name.
 inline Vec load(const float* p) {
     Vec x;
     std::memcpy(&x, p, sizeof x);
@@ -83,7 +88,23 @@ inline void store(BFloat16* p, Vec x) {
     std::memcpy(p, &half, sizeof half);
 }
 
-#if defined(__FLT16_MANT_DIG__)
+#if defined(__AVX512F__)
+inline Vec load(const Float16* p) {
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline void store(Float16* p, Vec x) {
+    const __m256i half = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half);
+}
+#elif defined(__AVX__) && defined(__F16C__)
+inline Vec load(const Float16* p) {
+    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline void store(Float16* p, Vec x) {
+    const __m128i half = _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half);
+}
+#elif defined(__FLT16_MANT_DIG__)
 typedef _Float16 HalfVec __attribute__((vector_size(LANES * 2)));
 inline Vec load(const Float16* p) {
     HalfVec x;

@@ -94,6 +94,24 @@ def test_a_float_product_is_right_to_its_rounding(form: str, dtype: torch.dtype)
             assert _error(result, expected) < ROUNDING[dtype], (inputs, outputs, rows)
 
 
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+def test_a_16_bit_weight_meets_float32_without_rounding(form: str, narrow: torch.dtype) -> None:
+    for inputs, outputs in SHAPES:
+        weight, bias = torch.randn(outputs, inputs).to(narrow), torch.randn(outputs)
+        packed = matmul.pack_float(weight, HugePages(), torch.float32)
+        if form != "torch":
+            assert packed.nbytes < 2 * (outputs + 32) * inputs + 1, "half of float32's"
+        for rows in ROWS:
+            x = torch.randn(rows, inputs)
+            expected = x.double() @ weight.double().T + bias.double()
+            result = packed.multiply(x, bias)
+            assert result.dtype == torch.float32
+            assert _error(result, expected) < ROUNDING[torch.float32], (inputs, outputs, rows)
+        if isinstance(packed, matmul.ReadableWeight):
+            indices = torch.randint(outputs, (5,))
+            assert torch.equal(packed.rows(indices), weight[indices].float())
+
+
 def test_a_rows_result_is_the_same_in_every_batch(form: str) -> None:
     if form == "torch":
         pytest.skip("torch's products differ by batch size")

@@ -26,13 +26,15 @@ class LinearMethod:
     """How a model's weights are packed: each by itself, into memory that they share."""
 
     quantization: str | None = None
+    #: Of what they are multiplied with; None: theirs.
+    dtype: torch.dtype | None = None
     memory: HugePages = field(default_factory=HugePages)
 
     def pack(self, weight: Tensor) -> Weight:
         """Return the fastest form of a plain weight [outputs, inputs]."""
         if self.quantization == "int8":
             return pack_int8(weight, self.memory)
-        return pack_float(weight, self.memory)
+        return pack_float(weight, self.memory, self.dtype)
 
 
 class Linear:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -25,6 +26,7 @@ _INDEX: Final = "model.safetensors.index.json"
 _SINGLE: Final = "model.safetensors"
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOATS: Final = ("F64", "F32", "F16", "BF16")
+_16_BIT: Final = {"F16": torch.float16, "BF16": torch.bfloat16}
 #: Of packed words and of indices, which are copied as they are.
 _INTEGERS: Final = ("I32",)
 #: Most names in one error message.
@@ -147,6 +149,16 @@ def _read(file: Any, stored: _Stored, target: Tensor) -> None:
             target.narrow(cut.dim, filled, count).copy_(source[index])
             filled += count
     target.narrow(cut.dim, filled, target.shape[cut.dim] - filled).zero_()
+
+
+def stored_16_bit_dtype(folder: Path, ends: tuple[str, ...]) -> torch.dtype | None:
+    """Return the 16-bit dtype that all tensors have whose names end so, if there is one."""
+    found = set()
+    for path in weight_files(folder):
+        with _opened(path) as file:
+            names = [name for name in file.keys() if name.endswith(ends)]  # noqa: SIM118 - see above
+            found |= {file.get_slice(name).get_dtype() for name in names}
+    return _16_BIT.get(found.pop()) if len(found) == 1 else None
 
 
 @contextmanager

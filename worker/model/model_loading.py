@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from inferq.kernels.attention import HEAD_DIMS, AttentionOps, attention_ops
+from inferq.kernels.matmul import can_stay_narrow
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.model.causal_model import CausalModel, ModelShape
@@ -16,7 +17,7 @@ from inferq.worker.model.config import ModelConfig, read_json
 from inferq.worker.model.fallback import load_fallback
 from inferq.worker.model.fallback_config import FallbackConfig
 from inferq.worker.model.families import FAMILIES
-from inferq.worker.model.loader import WeightLoader, load_weights
+from inferq.worker.model.loader import WeightLoader, load_weights, stored_16_bit_dtype
 from inferq.worker.model.lora_loading import load_adapters
 from inferq.worker.model.parallel import Share
 from inferq.worker.model.parallel_group import RankGroup
@@ -108,6 +109,7 @@ def load_decoder(
             device=device,
             attention=attention,
             quantization=config.quantization,
+            head_dtype=_head_dtype(folder, model, config, dtype, device),
             group=group,
         )
         share = None if group is None else Share(model, group.rank, group.size)
@@ -132,6 +134,25 @@ def load_decoder(
         kind = f"{kind}, rank {group.rank} of {group.size}"
     _log_path(kind, folder, model, dtype, device, attention)
     return decoder
+
+
+def _head_dtype(
+    folder: Path,
+    model: ModelConfig,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.dtype:
+    """Return in what head and embedding are kept: a checkpoint's 16 bits where that is quicker.
+
+    A single sequence reads the whole head for each token, as much as the layers' 4-bit weights.
+    """
+    if config.quantization == "int8":
+        return dtype
+    names = model.family.names
+    ends = (f"{names.embedding}.weight", f"{names.head}.weight")
+    stored = stored_16_bit_dtype(folder, ends)
+    return stored if stored and can_stay_narrow(stored, dtype, device) else dtype
 
 
 def _attention(model: ModelShape, device: torch.device) -> AttentionOps:

@@ -266,8 +266,9 @@ class DecoderLayer:
 class Decoder:
     """A decoder-only transformer whose parameters the loader fills through `targets`.
 
-    As one rank of a `group` it holds a share of the model: all ranks must make the same calls, and
-    logits are whole on rank 0 only.
+    `head_dtype` is that of head and embedding in memory; they are computed with in `dtype`. As one
+    rank of a `group` it holds a share of the model: all ranks must make the same calls, and logits
+    are whole on rank 0 only.
     """
 
     def __init__(
@@ -279,12 +280,14 @@ class Decoder:
         device: torch.device,
         attention: AttentionOps,
         quantization: str | None = None,
+        head_dtype: torch.dtype | None = None,
         group: RankGroup | None = None,
     ) -> None:
         self.config = config
         self.max_positions = max_positions
         self.device = device
-        self._method = LinearMethod(quantization)
+        self._dtype, head_dtype = dtype, head_dtype or dtype
+        self._method = LinearMethod(quantization, dtype)
         vocab_size, layer_config, add_up = config.vocab_size, config, None
         self._vocabulary: VocabularyPart | None = None
         if group is not None:
@@ -293,7 +296,7 @@ class Decoder:
             self._vocabulary = VocabularyPart.of(share, group)
         #: None once it is tied to a packed head whose rows can be read.
         self.embedding: Tensor | None = torch.empty(
-            vocab_size, config.hidden_size, dtype=dtype, device=device
+            vocab_size, config.hidden_size, dtype=head_dtype, device=device
         )
         #: What embeddings are multiplied with, rounded to their dtype as it was in training.
         self._embedding_scale: float | None = None
@@ -309,7 +312,9 @@ class Decoder:
             for layer in range(config.num_layers)
         ]
         self.final_norm = Norm(config, config.hidden_size, dtype, device)
-        self.head = Linear(config.hidden_size, vocab_size, bias=False, dtype=dtype, device=device)
+        self.head = Linear(
+            config.hidden_size, vocab_size, bias=False, dtype=head_dtype, device=device
+        )
         if config.tie_word_embeddings:
             self.head.weight = self.embedding
         self._rotary = [
@@ -383,7 +388,7 @@ class Decoder:
     def _embedding_rows(self, indices: Tensor) -> Tensor:
         if self.embedding is None:
             return self.head.rows(indices)
-        return embedding(indices, self.embedding)
+        return embedding(indices, self.embedding).to(self._dtype)
 
     def pack(self) -> None:
         """Fix the weights' layout after loading; see `Linear.pack`."""

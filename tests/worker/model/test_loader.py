@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from inferq.kernels.native.library import load_native
 from inferq.protocol.errors import ModelError
 
 Make = Callable[..., Any]
@@ -66,6 +67,23 @@ def test_16_bit_weights_are_converted_on_the_way(driver_of: Make, folder: Path) 
     result = logits(driver_of, folder)
     assert result.dtype == torch.float32
     assert 0 < (result - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+@pytest.mark.skipif(load_native() is None, reason="our own kernels multiply it")
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+def test_a_16_bit_head_stays_so_and_gives_the_same_logits_in_float32(
+    make_model: Make, driver_of: Make, tmp_path: Path, tied: bool, narrow: torch.dtype
+) -> None:
+    folder = Path(shutil.copytree(make_model(tie_word_embeddings=tied), tmp_path / "copy"))
+    rewrite(folder, lambda t: t.update({n: x.to(narrow).float() for n, x in t.items()}))
+    expected = logits(driver_of, folder)
+    rewrite(folder, lambda t: t.update({n: x.to(narrow) for n, x in t.items()}))
+    driver = driver_of(folder)
+    (result,) = driver.step([(driver.sequence([5, 6, 7]), 3)])
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+    # 97 rows, in panels of at most 32.
+    assert driver.decoder.head.nbytes <= 128 * 64 * 2
 
 
 def test_tied_embeddings_load_alike_with_and_without_a_head(
