@@ -52,10 +52,13 @@ def load_divided(
     threads = max(1, torch.get_num_threads() // size)
     if device.type == "cpu":
         torch.set_num_threads(threads)
-        _log.info("%d ranks, each with %d threads", size, threads)
+        _log.info("%d ranks, each with %d threads; sizes are those of each", size, threads)
     else:
         device = torch.device("cuda", 0)
-        _log.info("%d ranks, one on each GPU; their steps are not captured as CUDA graphs", size)
+        _log.info(
+            "%d ranks, one on each GPU; sizes are those of each, and no CUDA graphs are captured",
+            size,
+        )
     settled = replace(
         config,
         model=str(folder),

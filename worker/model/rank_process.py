@@ -11,6 +11,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,6 +39,8 @@ from inferq.worker.model.profiling import MemoryMeter
 #: Exit status when rank 0 went away, and when the share could not be loaded.
 EXIT_ORPHANED: Final = 70
 EXIT_NOT_LOADED: Final = 71
+#: Seconds that the end of rank 0 may come after the errors that it causes.
+_ORPHAN_TIMEOUT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +161,10 @@ def main(connection: Connection) -> int:
             numbers = worker.follow(*decode(commands.get()))
             if numbers is not None:
                 _answer(connection, {"numbers": numbers})
+    except RuntimeError:
+        # Where rank 0 is gone, or ends us because of another rank, that has been told already.
+        time.sleep(_ORPHAN_TIMEOUT_S)
+        raise
     except InferqError as error:
         field = str(getattr(error, "field", "model"))
         failure = str(error).removeprefix(f"{field}: ")

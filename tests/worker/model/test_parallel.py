@@ -48,11 +48,11 @@ def load_rank(folder: Path, group: RankGroup, **options: Any) -> Decoder:
 
 
 @torch.inference_mode()
-def logits_of_rank(folder: Path, rank: int, size: int, store: HashStore) -> Tensor:
+def logits_of_rank(folder: Path, rank: int, size: int, store: HashStore, **options: Any) -> Tensor:
     """Compute `TEXT` in two steps on one rank; gives the logits [tokens, vocabulary] of rank 0."""
     model = ModelConfig.read(folder)
     group = RankGroup(rank, size, CPU)
-    decoder = load_rank(folder, group)
+    decoder = load_rank(folder, group, **options)
     group.connect(store)
     shape = KVCacheShape.of(Share(model, rank, size).config, 16, torch.float32)
     kv_cache = shape.allocate(2, CPU)
@@ -74,11 +74,14 @@ def logits_of_rank(folder: Path, rank: int, size: int, store: HashStore) -> Tens
     return torch.cat(parts)
 
 
-def logits_of_ranks(folder: Path, size: int) -> Tensor:
+def logits_of_ranks(folder: Path, size: int, **options: Any) -> Tensor:
     """Run all ranks as threads of this process, over the same gloo as between processes."""
     store = HashStore()
     with ThreadPoolExecutor(size) as threads:
-        ranks = [threads.submit(logits_of_rank, folder, rank, size, store) for rank in range(size)]
+        ranks = [
+            threads.submit(logits_of_rank, folder, rank, size, store, **options)
+            for rank in range(size)
+        ]
         return ranks[0].result(60)
 
 
@@ -119,6 +122,15 @@ def test_ranks_together_compute_what_transformers_does(
     expected = reference_logits(folder, TEXT)
     assert result.shape == expected.shape
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_ranks_divide_weights_of_eight_bits(make_model: Make) -> None:
+    """The head is packed too, and embeddings are read back from it."""
+    folder = make_model(tie_word_embeddings=True)
+    expected = logits_of_ranks(folder, 1, quantization="int8")
+    result = logits_of_ranks(folder, 2, quantization="int8")
+    # Activations are rounded in groups of their own on each rank.
+    assert (result - expected).norm() / expected.norm() < 0.05
 
 
 class RecordingFile:
