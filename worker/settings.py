@@ -103,6 +103,10 @@ class EngineSettings(BaseSettings):
         description="By how many ms prompts may delay the next tokens of running sequences in each "
         "step; 0: no limit; default: 150 on the CPU, no limit on a GPU.",
     )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Of the KV cache; auto: the model's, on a CPU bfloat16 beside int8 or AWQ.",
+    )
     preemption_mode: Literal["auto", "recompute", "swap"] = Field(
         "auto",
         description="How a sequence gives way when blocks run out: compute it again later, move "

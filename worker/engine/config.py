@@ -50,6 +50,8 @@ class EngineConfig:
     - `long_prefill_token_threshold`: most tokens of one prompt computed in one step; 0 is no limit.
     - `max_prefill_delay_ms`: by how much prompts may delay the next tokens of running sequences in
       each step; 0 is no limit, None is 150 on the CPU and no limit on CUDA.
+    - `kv_cache_dtype`: of the KV cache; `auto` is the model's, but bfloat16 beside weights that are
+      quantized on the CPU. CUDA takes the model's only.
     - `preemption_mode`: how a sequence gives way when blocks run out: `recompute` drops its blocks,
       `swap` moves them to host memory (recompute where that is full), `auto` does what costs less.
     - `swap_space`: host memory for swapped blocks, in GiB; None is 4 on CUDA and 0 on the CPU.
@@ -79,6 +81,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = 0
     max_prefill_delay_ms: int | None = None
+    kv_cache_dtype: str = "auto"
     preemption_mode: str = "auto"
     swap_space: float | None = None
     num_swap_blocks: int | None = None
@@ -118,6 +121,7 @@ class EngineConfig:
             )
         _check_count("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         _check_optional_count("max_prefill_delay_ms", self.max_prefill_delay_ms, 0)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, DTYPES)
         _check_choice("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
         _check_optional_size("swap_space", self.swap_space)
         _check_optional_count("num_swap_blocks", self.num_swap_blocks, 0)

@@ -35,7 +35,13 @@ from inferq.worker.model.cuda_graphs import (
 from inferq.worker.model.device_rows import DeviceRows
 from inferq.worker.model.hub import find_model_folder
 from inferq.worker.model.ineffective import ineffective_options
-from inferq.worker.model.kv_cache import KVCacheShape, cpu_budget, pool_size, swap_pool_size
+from inferq.worker.model.kv_cache import (
+    KVCacheShape,
+    cpu_budget,
+    kv_cache_dtype,
+    pool_size,
+    swap_pool_size,
+)
 from inferq.worker.model.linear import check_quantization
 from inferq.worker.model.loader import WeightLoader, load_weights
 from inferq.worker.model.memory import free_memory
@@ -331,7 +337,8 @@ def _sized_runner(
 ) -> DecoderRunner:
     """Return a runner with as many blocks as memory holds; `layers` are those of this process."""
     device, max_model_len = decoder.device, decoder.max_positions
-    shape = KVCacheShape.of(layers, config.block_size, dtype)
+    cache_dtype = kv_cache_dtype(config, dtype, device)
+    shape = KVCacheShape.of(layers, config.block_size, cache_dtype)
     budget, free = _budget(config, decoder, shape, max_model_len)
     num_blocks = pool_size(config, shape, max_model_len, budget, free)
     num_swap_blocks = swap_pool_size(config, shape, device)
