@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 from typing import Final
@@ -25,23 +26,25 @@ CPU_MEMORY_CAP: Final = 4 * 2**30
 DEFAULT_SWAP_SPACE: Final = 4.0
 
 
-def kv_cache_dtype(config: EngineConfig, model: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return what the cache holds its values in, beside a model that computes in `model`.
+def settle_kv_cache_dtype(
+    config: EngineConfig, model: torch.dtype, device: torch.device, *, is_quantized: bool
+) -> EngineConfig:
+    """Return the options with what the cache holds, beside a model that computes in `model`.
 
     Beside quantized weights on the CPU that is bfloat16 by default: half the memory to read, and an
     error far below theirs. Raises `ModelError` for another type than the model's on CUDA.
     """
     if config.kv_cache_dtype == "auto":
-        halves = config.quantization is not None and device.type == "cpu"
-        return torch.bfloat16 if halves and model == torch.float32 else model
-    chosen: torch.dtype = getattr(torch, config.kv_cache_dtype)
-    if device.type == "cuda" and chosen != model:
+        halves = is_quantized and device.type == "cpu" and model == torch.float32
+        chosen = "bfloat16" if halves else str(model).removeprefix("torch.")
+        return dataclasses.replace(config, kv_cache_dtype=chosen)
+    if device.type == "cuda" and getattr(torch, config.kv_cache_dtype) != model:
         raise ModelError(
             f"{config.kv_cache_dtype} is not supported on CUDA beside a model in "
             f"{str(model).removeprefix('torch.')}: its attention reads the model's own type",
             field="kv_cache_dtype",
         )
-    return chosen
+    return config
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from inferq.protocol.errors import InferqError
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.model.block_moves import BlockMover
 from inferq.worker.model.config import ModelConfig
-from inferq.worker.model.kv_cache import KVCacheShape, kv_cache_dtype
+from inferq.worker.model.kv_cache import KVCacheShape
 from inferq.worker.model.loader import load_weights
 from inferq.worker.model.memory import free_memory
 from inferq.worker.model.model_loading import load_decoder
@@ -55,7 +55,7 @@ class RankOptions:
     device: str
     #: Of torch, on the CPU.
     threads: int
-    #: Arguments of `EngineConfig`, in which `model`, `dtype` and `max_model_len` are settled.
+    #: Arguments of `EngineConfig`, in which `model`, `max_model_len` and the dtypes are settled.
     config: dict[str, Any]
 
     @classmethod
@@ -91,7 +91,7 @@ class RankWorker:
         )
         self._hidden_size, self._dtype = model.hidden_size, dtype
         share = Share(model, options.rank, options.size)
-        cache_dtype = kv_cache_dtype(config, dtype, self._device)
+        cache_dtype = getattr(torch, config.kv_cache_dtype)
         self._shape = KVCacheShape.of(share.config, config.block_size, cache_dtype)
         self._allocate(1, 0)
         self._meter: MemoryMeter | None = None

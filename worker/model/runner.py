@@ -25,6 +25,7 @@ from inferq.worker.engine.sequence import Sequence
 from inferq.worker.model.asked import PromptRows
 from inferq.worker.model.block_moves import BlockMover
 from inferq.worker.model.causal_model import CausalModel, ModelShape
+from inferq.worker.model.config import ModelConfig
 from inferq.worker.model.cuda_graphs import (
     CudaGraphs,
     DecodeGraphs,
@@ -38,8 +39,8 @@ from inferq.worker.model.ineffective import ineffective_options
 from inferq.worker.model.kv_cache import (
     KVCacheShape,
     cpu_budget,
-    kv_cache_dtype,
     pool_size,
+    settle_kv_cache_dtype,
     swap_pool_size,
 )
 from inferq.worker.model.linear import check_quantization
@@ -304,6 +305,10 @@ def load_runner(
     device = _device(config.device)
     check_quantization(config.quantization, device)
     dtype = _dtype(config.dtype, model, device)
+    stored = isinstance(model, ModelConfig) and model.quantization is not None
+    config = settle_kv_cache_dtype(
+        config, dtype, device, is_quantized=stored or config.quantization is not None
+    )
     if config.tensor_parallel_size == 1:
         decoder = load_model(
             folder,
@@ -314,7 +319,7 @@ def load_runner(
             device=device,
             load=load,
         )
-        return _sized_runner(config, decoder, model, folder, dtype)
+        return _sized_runner(config, decoder, model, folder)
     divided = load_divided(
         folder,
         model,
@@ -326,19 +331,18 @@ def load_runner(
         on_rank_lost=on_rank_lost,
     )
     try:
-        return _sized_runner(config, divided, divided.share, folder, dtype)
+        return _sized_runner(config, divided, divided.share, folder)
     except BaseException:
         divided.stop("the KV cache could not be made")
         raise
 
 
 def _sized_runner(
-    config: EngineConfig, decoder: CausalModel, layers: ModelShape, folder: Path, dtype: torch.dtype
+    config: EngineConfig, decoder: CausalModel, layers: ModelShape, folder: Path
 ) -> DecoderRunner:
     """Return a runner with as many blocks as memory holds; `layers` are those of this process."""
     device, max_model_len = decoder.device, decoder.max_positions
-    cache_dtype = kv_cache_dtype(config, dtype, device)
-    shape = KVCacheShape.of(layers, config.block_size, cache_dtype)
+    shape = KVCacheShape.of(layers, config.block_size, getattr(torch, config.kv_cache_dtype))
     budget, free = _budget(config, decoder, shape, max_model_len)
     num_blocks = pool_size(config, shape, max_model_len, budget, free)
     num_swap_blocks = swap_pool_size(config, shape, device)

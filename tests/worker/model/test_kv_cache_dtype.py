@@ -13,7 +13,7 @@ from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.sequence import EngineRequest
 from inferq.worker.factory import load_engine
-from inferq.worker.model.kv_cache import kv_cache_dtype
+from inferq.worker.model.kv_cache import settle_kv_cache_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -32,13 +32,16 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def test_the_cache_has_the_models_type_unless_told_otherwise(
     options: dict[str, str], model: torch.dtype, device: torch.device, expected: torch.dtype
 ) -> None:
-    assert kv_cache_dtype(EngineConfig(model="m", **options), model, device) == expected
+    config = EngineConfig(model="m", **options)
+    is_quantized = config.quantization is not None
+    settled = settle_kv_cache_dtype(config, model, device, is_quantized=is_quantized)
+    assert getattr(torch, settled.kv_cache_dtype) == expected
 
 
 def test_another_type_on_cuda_is_refused() -> None:
     config = EngineConfig(model="m", kv_cache_dtype="float16")
     with pytest.raises(ModelError, match="kv_cache_dtype: float16 is not supported on CUDA"):
-        kv_cache_dtype(config, torch.bfloat16, CUDA)
+        settle_kv_cache_dtype(config, torch.bfloat16, CUDA, is_quantized=False)
 
 
 def test_an_unknown_type_is_refused() -> None:
