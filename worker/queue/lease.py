@@ -57,20 +57,32 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         """Beat until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._beat_on())
+            # A beat may wait for the server; ends do not wait for a beat.
+            tasks.create_task(self._end_in_time())
+
+    async def _beat_on(self) -> None:
         interval = self._lease_s / BEATS_PER_LEASE
         while True:
-            await asyncio.sleep(min(interval, self._next_deadline()))
-            self._end_overdue()
+            await asyncio.sleep(interval)
             try:
                 await self._beat(interval)
             except (ServerLost, QueueFull) as error:
                 logger.warning("heartbeat failed", error=str(error))
+
+    async def _end_in_time(self) -> None:
+        while True:
+            await asyncio.sleep(self._next_end())
+            self._end_overdue()
             self._drop_expired()
 
-    def _next_deadline(self) -> float:
+    def _next_end(self) -> float:
+        """Return the seconds to the next end of a lease or deadline, a beat's interval at most."""
         now = time.monotonic()
-        waits = [job.deadline - now for job in self._jobs if job.deadline and not job.is_finished]
-        return max(0.01, min(waits, default=self._lease_s))
+        ends = [job.lease_until for job in self._jobs]
+        ends += [job.deadline for job in self._jobs if job.deadline and not job.is_finished]
+        return max(0.01, min([self._lease_s / BEATS_PER_LEASE, *(end - now for end in ends)]))
 
     def _end_overdue(self) -> None:
         now = time.monotonic()

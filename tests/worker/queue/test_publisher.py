@@ -335,6 +335,39 @@ async def test_a_deadline_is_reported_when_it_passes(desk: Desk) -> None:
     assert desk.overdue == [job]
 
 
+async def test_leases_and_deadlines_end_in_time_although_a_heartbeat_hangs(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await desk.submit()
+    job = await desk.claim()
+    job.deadline = time.monotonic() + LEASE_S / 2
+
+    async def hang(*args: object, **kwargs: object) -> None:
+        await asyncio.sleep(60)
+
+    def end(job: RunningJob) -> None:
+        desk.overdue.append(job)
+        job.terminal = Terminal(FinishReason.EXPIRED)
+
+    monkeypatch.setattr(desk.scripts, "heartbeat", hang)
+    keeper = LeaseKeeper(
+        desk.scripts,
+        "w1",
+        desk.jobs,
+        lease_s=LEASE_S,
+        retention_s=60,
+        is_stuck=lambda: False,
+        on_lost=desk._on_lost,
+        on_cancel=desk.cancelled.append,
+        on_deadline=end,
+    )
+    task = asyncio.create_task(keeper.run())
+    await asyncio.sleep(LEASE_S + 0.3)
+    await stop(task)
+    assert desk.overdue == [job]
+    assert [lost for lost, _ in desk.lost] == [job]
+
+
 async def test_waiting_for_one_job_does_not_wait_for_others_that_never_rest(desk: Desk) -> None:
     await desk.submit()
     busy = await desk.claim()
