@@ -9,7 +9,7 @@ EXAMPLES ?= 20000
 PROMPT ?= What is the capital of France?
 PACKAGES := inferq protocol producer worker kernels
 
-.PHONY: help setup demo test check lint format typecheck bench soak fuzz clean
+.PHONY: help setup demo test test-slow check lint format typecheck bench soak fuzz clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -28,8 +28,11 @@ export PROMPT_TEXT := $(value PROMPT)
 demo: setup ## Start embedded Valkey and a worker, and stream one answer through the queue
 	@$(BIN)/inferq demo --prompt="$$PROMPT_TEXT"
 
-test: setup ## Run the tests
-	@$(BIN)/python -m pytest
+test: setup ## Run the tests, except slow ones
+	@$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: setup ## Run the slow tests
+	@$(BIN)/python -m pytest -m slow
 
 check: setup lint typecheck ## ruff, ruff format, mypy --strict, import arrows and packaging guards
 	@$(BIN)/python -m pytest -q tests/test_arrows.py tests/test_packaging.py
