@@ -39,6 +39,17 @@ def test_a_login_and_a_database_reach_the_connections_behind_sentinels() -> None
     assert (options["username"], options["password"], options["db"]) == ("u", "p@", 3)
 
 
+def test_sentinels_are_asked_with_tls_and_a_login_of_their_own() -> None:
+    url = "rediss+sentinel://u:p@a/s?ssl_ca_certs=/ca.pem&sentinel_username=w&sentinel_password=x"
+    client = ServerUrl.parse(url).client("{q.0}")
+    options = client.connection_pool.connection_kwargs
+    assert options["ssl_ca_certs"] == "/ca.pem"
+    assert "sentinel_password" not in options
+    asked = options["router"]._options
+    assert (asked["ssl"], asked["ssl_ca_certs"]) == (True, "/ca.pem")
+    assert (asked["username"], asked["password"]) == ("w", "x")
+
+
 @pytest.mark.parametrize(
     "url",
     [
