@@ -124,14 +124,20 @@ async def _end_one(
     else:
         workers[leaving].send_signal(signal.SIGTERM)
     claims, again = [], 0
-    for each in moved:
-        while (owner := (await each.job.status()).owner) in (leaving, None):  # noqa: ASYNC110
+    for each in list(moved):
+        while (status := await each.job.status()).owner in (leaving, None):
+            if status.state == "done":
+                break
             await asyncio.sleep(0.005)
-        assert owner in workers
+        if status.owner == leaving:  # it had ended before the signal
+            moved.remove(each)
+            continue
         claimed, offset = await raw.hmget(keys.job(each.job.id), "claimed", "offset")
         claims.append(int(claimed) / 1000 - (int(seconds) + int(micros) / 1e6))
         assert int(offset) >= before[each.job.id], "a published token was lost"
         again += len(PROMPT) + before[each.job.id]
+    if not moved:
+        raise SystemExit("all jobs had ended before the signal: ask for more --tokens")
     await asyncio.gather(*following)
     for each in jobs:
         assert each.offsets == list(range(options.tokens)), "a token was lost or repeated"
