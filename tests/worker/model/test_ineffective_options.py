@@ -17,6 +17,7 @@ from inferq.worker.model.ineffective import ineffective_options
         ({}, "cpu", []),
         ({"enforce_eager": True}, "cpu", ["enforce_eager"]),
         ({"enforce_eager": True}, "cuda", []),
+        ({"enforce_eager": True, "tensor_parallel_size": 2}, "cuda", ["enforce_eager"]),
         ({"gpu_memory_utilization": 0.5}, "cpu", ["gpu_memory_utilization"]),
         ({"gpu_memory_utilization": 0.5}, "cuda", []),
         (

@@ -20,12 +20,13 @@ from torch.distributed import HashStore
 from inferq.kernels.attention import AttentionBatch
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.model import loader
+from inferq.worker.model import kv_cache, loader, runner
 from inferq.worker.model.config import ModelConfig
-from inferq.worker.model.kv_cache import KVCacheShape
+from inferq.worker.model.kv_cache import KVCacheShape, cpu_budget, swap_pool_size
 from inferq.worker.model.loader import load_weights
 from inferq.worker.model.model_loading import load_decoder
 from inferq.worker.model.parallel import Share, check_devices, check_division
+from inferq.worker.model.parallel_decoder import ParallelDecoder
 from inferq.worker.model.parallel_group import RankGroup
 from inferq.worker.model.transformer import Decoder
 
@@ -55,7 +56,7 @@ def logits_of_rank(folder: Path, rank: int, size: int, store: HashStore, **optio
     decoder = load_rank(folder, group, **options)
     group.connect(store)
     shape = KVCacheShape.of(Share(model, rank, size).config, 16, torch.float32)
-    kv_cache = shape.allocate(2, CPU)
+    blocks = shape.allocate(2, CPU)
     parts = []
     for first, count in ((0, 8), (8, len(TEXT) - 8)):
         positions = torch.arange(first, first + count)
@@ -70,7 +71,7 @@ def logits_of_rank(folder: Path, rank: int, size: int, store: HashStore, **optio
             block_size=16,
         )
         tokens = torch.tensor(TEXT[first : first + count])
-        parts.append(decoder.forward(tokens, positions, batch, kv_cache, torch.arange(count)))
+        parts.append(decoder.forward(tokens, positions, batch, blocks, torch.arange(count)))
     return torch.cat(parts)
 
 
@@ -288,3 +289,35 @@ def test_ranks_divide_weights_of_four_bits(
         ModelError, match=r"on each of 4 ranks, .*layers\.0\.mlp\.down_proj: 48 inputs .* of 32"
     ):
         check_division(ModelConfig.read(tmp_path), 4)
+
+
+def test_ranks_on_one_host_divide_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 2**30
+    monkeypatch.setattr(kv_cache, "available_memory", lambda: 16 * gib)
+    shape = KVCacheShape(2, 16, 1, 16, torch.float32)
+    assert cpu_budget(EngineConfig(model="m"), shape, 64) == 4 * gib
+    assert cpu_budget(EngineConfig(model="m", tensor_parallel_size=4), shape, 64) == gib
+    given = EngineConfig(model="m", tensor_parallel_size=4, kv_cache_memory=3 * gib)
+    assert cpu_budget(given, shape, 64) == 3 * gib  # of each
+    assert swap_pool_size(EngineConfig(model="m", swap_space=5.0), shape, CPU) > 0
+    with pytest.raises(ModelError, match=r"need 5.0 GiB, but 4.0 GiB are free"):
+        swap_pool_size(EngineConfig(model="m", swap_space=5.0, tensor_parallel_size=4), shape, CPU)
+
+
+def test_the_rank_with_least_memory_sizes_all_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Divided(ParallelDecoder):
+        def __init__(self) -> None:
+            pass
+
+        @property
+        def device(self) -> torch.device:
+            return torch.device("cuda", 0)
+
+        def measured(self, measure: Callable[[], Any]) -> tuple[Any, list[list[int]]]:
+            return measure(), [[900, 5000], [1100, 3000]]
+
+    monkeypatch.setattr(runner, "cuda_budget", lambda *_: 1000)
+    monkeypatch.setattr(runner, "free_memory", lambda _: 4000)
+    config = EngineConfig(model="m", tensor_parallel_size=3)
+    shape = KVCacheShape(2, 16, 1, 16, torch.float32)
+    assert runner._budget(config, Divided(), shape, 64) == (900, 3000)
