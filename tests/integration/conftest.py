@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,3 +145,23 @@ def connect() -> Iterator[Callable[[str, str], Client]]:
     yield make
     for client in clients:
         client.close()
+
+
+@pytest.fixture
+async def faulty_proxy() -> AsyncIterator[Callable[[int], Any]]:
+    """Starts proxies of `tests/chaos` before a port; they end with the test."""
+    path = Path(__file__).parent.parent / "chaos" / "proxy.py"
+    spec = importlib.util.spec_from_file_location("chaos_proxy", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    async with AsyncExitStack() as stack:
+
+        async def start(port: int) -> Any:
+            proxy = module.FaultyProxy(port, random.Random(0))
+            await proxy.start()
+            stack.push_async_callback(proxy.aclose)
+            return proxy
+
+        yield start
