@@ -84,9 +84,8 @@ class RankProcesses:
         for rank in range(1, group.size):
             member = _launch(rank)
             self._members.append(member)
-            member.connection.send_bytes(
-                json.dumps({**options, "rank": rank, "size": group.size, "port": port}).encode()
-            )
+            told = {**options, "rank": rank, "size": group.size, "port": port}
+            member.connection.send_bytes(json.dumps(told, default=str).encode())
 
     def connect(self) -> None:
         """Wait until all ranks have loaded their shares, join them, and begin to watch them.

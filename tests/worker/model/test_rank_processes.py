@@ -67,7 +67,7 @@ def ranks_of(pid: int) -> list[int]:
 
 
 def wait_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() and not is_zombie(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -116,11 +116,11 @@ def test_a_killed_rank_is_told_at_once_and_ends_the_others(
     add(engine, random_text(9, 1), max_tokens=50)
     engine.step()
     os.kill(pids[1], signal.SIGKILL)
-    assert is_lost.wait(5)
+    assert is_lost.wait(10)
     started = time.monotonic()
     with pytest.raises(RankLost, match=r"^rank \d ended with status -9"):
         run(engine)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10
     with pytest.raises(RankLost):
         engine.step()
     del engine
@@ -131,7 +131,7 @@ def test_a_killed_rank_is_told_at_once_and_ends_the_others(
 def test_a_rank_that_does_not_come_is_not_waited_for_for_ever(
     make_model: Make, random_text: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel_group, "COLLECTIVE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(parallel_group, "COLLECTIVE_TIMEOUT_S", 4.0)
     engine = engine_of(make_model(), 2)
     [pid] = ranks_of(os.getpid())
     add(engine, random_text(9, 1), max_tokens=50)
@@ -140,7 +140,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_for_ever(
     started = time.monotonic()
     with pytest.raises(RankLost, match=r"a step of several ranks failed: .*[Tt]imed out"):
         run(engine)
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 30
     wait_gone([pid])
 
 
