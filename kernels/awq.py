@@ -79,11 +79,19 @@ def awq_linear(x: Tensor, qweight: Tensor, qzeros: Tensor, scales: Tensor, group
 
 
 def unpack_awq_words(words: Tensor) -> Tensor:
-    """Return the values [K, N], uint8 from 0 to 15, of int32 words [K, N / 8]."""
-    values = torch.empty(*words.shape, _PER_WORD, dtype=torch.uint8, device=words.device)
+    """Return the values [N, K], uint8 from 0 to 15, of int32 words [K, N / 8]."""
+    rows, columns = words.shape
+    values = torch.empty(columns, _PER_WORD, rows, dtype=torch.uint8, device=words.device)
     for place, column in enumerate(_COLUMNS):
-        values[..., column] = (words >> 4 * place) & 15
-    return values.flatten(1)
+        values[:, column] = nibbles(words, place).T
+    return values.flatten(0, 1)
+
+
+def nibbles(words: Tensor, place: int) -> Tensor:
+    """Return the four bits at `place` of each int32 word, counted from the lowest, as uint8."""
+    # By bytes: words would be shifted in int32, which takes as much memory as all values.
+    pairs = words.view(torch.uint8).unflatten(-1, (-1, 4))[..., place // 2]
+    return (pairs >> 4) if place % 2 else (pairs & 15)
 
 
 def pack_awq_words(values: Tensor) -> Tensor:

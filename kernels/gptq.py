@@ -10,20 +10,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from inferq.kernels.awq import nibbles
+
 _PER_WORD = 8
 
 
 def unpack_gptq(qweight: Tensor, qzeros: Tensor, zero_offset: int) -> tuple[Tensor, Tensor]:
-    """Return values [K, N] and zeros [K / G, N] as uint8 from 0 to 15.
+    """Return values [N, K] and zeros [N, K / G] as uint8 from 0 to 15.
 
     `zero_offset` is added to the zeros, modulo 16: the first version of the format stores them
     less one.
     """
-    values = torch.empty(
-        qweight.shape[0], _PER_WORD, qweight.shape[1], dtype=torch.uint8, device=qweight.device
-    )
-    zeros = torch.empty(*qzeros.shape, _PER_WORD, dtype=torch.uint8, device=qzeros.device)
+    rows, outputs = qweight.shape
+    groups, columns = qzeros.shape
+    values = torch.empty(outputs, rows, _PER_WORD, dtype=torch.uint8, device=qweight.device)
+    zeros = torch.empty(columns, _PER_WORD, groups, dtype=torch.uint8, device=qzeros.device)
     for place in range(_PER_WORD):
-        values[:, place] = (qweight >> 4 * place) & 15
-        zeros[..., place] = ((qzeros >> 4 * place) + zero_offset) & 15
-    return values.flatten(0, 1), zeros.flatten(1)
+        values[..., place] = nibbles(qweight, place).T
+        zeros[:, place] = (nibbles(qzeros, place).T + zero_offset) & 15
+    return values.flatten(1), zeros.flatten(0, 1)

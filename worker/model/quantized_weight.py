@@ -93,8 +93,9 @@ class QuantizedWeight:
         else:
             return AwqWeight(tensors["qweight"], tensors["qzeros"], tensors["scales"], group)
         if values.is_cpu:
-            return pack_int4(values.T, tensors["scales"].T, zeros.T, group, memory)
-        return AwqWeight(pack_awq_words(values), pack_awq_words(zeros), tensors["scales"], group)
+            return pack_int4(values, tensors["scales"].T, zeros, group, memory)
+        words, zero_words = pack_awq_words(values.T), pack_awq_words(zeros.T)
+        return AwqWeight(words, zero_words, tensors["scales"], group)
 
     def _check_order(self, groups: Tensor) -> None:
         """Raise `ModelError` unless the inputs of a group are neighbours, in the groups' order."""
