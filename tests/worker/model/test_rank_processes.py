@@ -24,6 +24,9 @@ from inferq.worker.factory import load_engine
 from inferq.worker.model import parallel_group, rank_processes
 from inferq.worker.model.rank_processes import RankLost
 
+#: Processes that import torch take their time while others use the cores.
+pytestmark = pytest.mark.timeout(300)
+
 Make = Callable[..., Any]
 #: Of one KV head, which all ranks repeat: any number of ranks that divides 12 will do.
 TWELVE_HEADS = {"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 1}
