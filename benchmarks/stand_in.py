@@ -129,7 +129,7 @@ def run_engine(step_ms: str, trace: str, descriptor: str) -> int:
             arrivals[frame[1]] = time.monotonic()
         return frame
 
-    def load_engine(_: EngineConfig) -> StandInEngine:
+    def load_engine(_: EngineConfig, **_options: object) -> StandInEngine:
         return StandInEngine(float(step_ms) / 1000, Path(trace), arrivals)
 
     engine_process.unpack = unpack_and_note  # type: ignore[attr-defined]

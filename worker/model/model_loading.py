@@ -101,6 +101,9 @@ def load_decoder(
     """
     check_quantized_checkpoint(model.quantization, config.quantization, device, dtype)
     attention = _attention(model, device)
+    head_dtype = dtype
+    if load is load_weights:  # there are files to ask
+        head_dtype = _head_dtype(folder, model, config, dtype, device)
     with torch.inference_mode():
         decoder = Decoder(
             model,
@@ -109,7 +112,7 @@ def load_decoder(
             device=device,
             attention=attention,
             quantization=config.quantization,
-            head_dtype=_head_dtype(folder, model, config, dtype, device),
+            head_dtype=head_dtype,
             group=group,
         )
         share = None if group is None else Share(model, group.rank, group.size)
