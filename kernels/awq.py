@@ -90,8 +90,8 @@ def unpack_awq_words(words: Tensor) -> Tensor:
 def nibbles(words: Tensor, place: int) -> Tensor:
     """Return the four bits at `place` of each int32 word, counted from the lowest, as uint8."""
     # By bytes: words would be shifted in int32, which takes as much memory as all values.
-    pairs = words.view(torch.uint8).unflatten(-1, (-1, 4))[..., place // 2]
-    return (pairs >> 4) if place % 2 else (pairs & 15)
+    pairs = words.view(torch.uint8).view(*words.shape, 4)[..., place // 2]
+    return pairs.bitwise_right_shift(4) if place % 2 else pairs.bitwise_and(15)
 
 
 def pack_awq_words(values: Tensor) -> Tensor:

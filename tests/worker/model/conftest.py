@@ -108,9 +108,7 @@ class Driver:
         self.decoder = load_model(
             folder,
             self.config,
-            EngineConfig(
-                model=str(folder), quantization=quantization, lora_adapters=lora_adapters
-            ),
+            EngineConfig(model=str(folder), quantization=quantization, lora_adapters=lora_adapters),
             max_model_len=max_positions,
             dtype=dtype,
             device=device,
