@@ -166,9 +166,10 @@ async def test_a_takeover_at_any_offset_goes_on_as_undisturbed(
 async def test_a_drain_hands_over_what_has_not_begun_and_what_does_not_end(
     start_worker: Any, client: AsyncClient, own: EmbeddedServer, queue: str
 ) -> None:
-    options = {"max_num_seqs": 3, "drain_timeout_s": 1, "lease_s": 60}
+    options = {"max_num_seqs": 3, "drain_timeout_s": 3, "lease_s": 60}
     leaving = await asyncio.to_thread(start_worker, own.url, queue, **options)
-    lengths = [8, 8, 250, *[8] * 5]
+    # none of the first three ends before the signal, or others would begin in its place
+    lengths = [60, 60, 400, *[8] * 5]
     jobs = [await client.submit(PROMPT, greedy(length)) for length in lengths]
     streams = [job.stream(timeout_s=60) for job in jobs[:3]]
     begun = [list((await anext(stream)).token_ids) for stream in streams]
