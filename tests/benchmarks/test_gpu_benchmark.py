@@ -123,7 +123,7 @@ def test_a_section_ends_with_its_time(tmp_path: Path) -> None:
     while worker.poll():
         time.sleep(0.05)
     assert time.monotonic() - began < 5
-    assert "the time was used up" in worker.records()[-1]["error"]
+    assert any("the time was used up" in record["error"] for record in worker.records())
 
 
 class FakeEvent:

@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from inferq.embedded import EmbeddedServer
+from inferq.protocol.errors import ServerLost
 from inferq.protocol.keys import QueueKeys
 from inferq.protocol.messages import Event, FinishReason, Terminal, Timings, Usage
 from inferq.protocol.replies import ClaimedJob, PublishItem, PublishReply
@@ -83,18 +84,9 @@ class Cluster:
 
 @pytest.fixture(scope="session")
 def cluster(redis_binary: str) -> Iterator[Cluster]:
-    # The bus is 10,000 ports above by default, which not every free port can be followed by.
-    buses = [free_port() for _ in range(3)]
     with ExitStack() as stack:
-        nodes = []
-        for bus in buses:
-            settings = {
-                "cluster-enabled": "yes",
-                "cluster-node-timeout": "2000",
-                "cluster-port": str(bus),
-            }
-            node = EmbeddedServer(binary=redis_binary, settings=settings)
-            nodes.append(stack.enter_context(node))
+        started = [_start_node(redis_binary, stack) for _ in range(3)]
+        nodes, buses = [node for node, _ in started], [bus for _, bus in started]
         made = Cluster(nodes)
         for index, node in enumerate(nodes):
             slots = [slot for slot in range(16384) if made.node_of(slot) == index]
@@ -107,6 +99,25 @@ def cluster(redis_binary: str) -> Iterator[Cluster]:
                 "the cluster did not come up",
             )
         yield made
+
+
+def _start_node(binary: str, stack: ExitStack) -> tuple[EmbeddedServer, int]:
+    """Start a Cluster's node; return it with the port of its bus.
+
+    The bus is 10,000 ports above by default, which not every free port can be followed by. A port
+    that was free may be taken when the server comes to it: then again.
+    """
+    for _ in range(5):
+        bus = free_port()
+        settings = {
+            "cluster-enabled": "yes",
+            "cluster-node-timeout": "2000",
+            "cluster-port": str(bus),
+        }
+        with suppress(ServerLost):
+            node = EmbeddedServer(binary=binary, settings=settings)
+            return stack.enter_context(node), bus
+    pytest.fail("no node of a Cluster came up")
 
 
 @dataclass
