@@ -21,6 +21,7 @@ from inferq.producer.server import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     RedisServer,
+    end_tasks,
     jitter,
 )
 from inferq.producer.subscription import BUFFER_EVENTS, Entry, Subscription
@@ -34,8 +35,6 @@ STREAMS_PER_READER: Final = 256
 LONGEST_BLOCK_S: Final = 2.0
 #: A stream is checked on when nothing has come for this many seconds.
 PROBE_S: Final = 2.0
-#: Pause in seconds between tries to cancel.
-CANCEL_AGAIN_S: Final = 0.1
 #: Expiry of a wake stream in seconds; written anew by each wake.
 WAKE_EXPIRY_S: Final = 60
 
@@ -100,12 +99,7 @@ class StreamReader:
         """Stop, and end every subscription."""
         self.is_serving = False
         tasks = [*self._wakes, *([self._task] if self._task is not None else [])]
-        while tasks:
-            for task in tasks:
-                task.cancel()
-            # again until it works: wait_for in Python 3.11, which redis uses, may lose a cancel
-            _, pending = await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
-            tasks = list(pending)
+        await end_tasks(tasks)
 
     async def _run(self) -> None:
         connection = self._server.dedicated(longest_block_s=LONGEST_BLOCK_S)

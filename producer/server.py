@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, TypeVar
 
 from redis import exceptions as redis_errors
@@ -23,6 +23,9 @@ CONNECT_TIMEOUT_S: Final = 2.0
 #: First and longest pause in seconds between tries.
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5
+
+#: Pause in seconds between tries to cancel.
+CANCEL_AGAIN_S: Final = 0.1
 
 T = TypeVar("T")
 
@@ -83,9 +86,7 @@ class RedisServer:
 
     async def aclose(self) -> None:
         """Close the pooled connections."""
-        for task in self._calls:
-            task.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await end_tasks(self._calls)
         if self._commands is not None:
             await self._commands.aclose()
             self._commands = None
@@ -174,6 +175,15 @@ class RedisServer:
             retry=Retry(NoBackoff(), 0),  # `call` retries, within a time instead of a count
             **options,
         )
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until all have ended: wait_for in Python 3.11, which redis uses, may lose one."""
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
 
 
 def jitter(pause_s: float) -> float:
