@@ -178,7 +178,8 @@ class RedisServer:
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until all have ended: wait_for in Python 3.11, which redis uses, may lose one."""
+    """Cancel tasks until all have ended."""
+    # again and again: wait_for in Python 3.11, which redis uses, may lose a cancel
     pending = {task for task in tasks if not task.done()}
     while pending:
         for task in pending:
