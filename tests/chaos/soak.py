@@ -140,7 +140,7 @@ class Soak:
             ignore_eos=True,
         )
         entry = Entry(prompt, params)
-        entry.is_poison = chance.random() < 0.004
+        entry.is_poison = chance.random() < 0.001
         options: dict[str, Any] = {"lane": chance.choice(list(Lane))}
         if chance.random() < 0.05:
             options["delay_s"] = chance.uniform(0.1, 3)
