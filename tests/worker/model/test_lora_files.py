@@ -20,12 +20,12 @@ Q_A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
 @pytest.fixture
-def load(make_model: Make, write_adapter: Make, tmp_path: Path) -> Callable[..., None]:
+def load(make_model: Make, write_adapter: Make, tmp_path: Path) -> Callable[..., Any]:
     """Write an adapter of rank 4, let `spoil` change its folder, and load it."""
 
     def run(
         spoil: Callable[[Path], None] | None = None, max_lora_rank: int = 64, **settings: Any
-    ) -> None:
+    ) -> Any:
         model = make_model()
         targets = settings.pop("targets", ("q_proj", "v_proj"))
         folder = write_adapter(tmp_path / "it", model, targets, rank=4, seed=0, **settings)
@@ -39,7 +39,7 @@ def load(make_model: Make, write_adapter: Make, tmp_path: Path) -> Callable[...,
             lora_adapters={"it": str(folder)},
             max_lora_rank=max_lora_rank,
         )
-        load_runner(config)
+        return load_runner(config)
 
     return run
 
@@ -88,7 +88,10 @@ def test_a_setting_that_is_not_followed_is_named(
     ],
 )  # fmt: skip
 def test_the_ways_to_name_modules_are_those_of_peft(load: Make, settings: dict[str, Any]) -> None:
-    load(**settings)
+    layers = load(**settings)._decoder.layers
+    adapted = [i for i, layer in enumerate(layers) if layer.attention.qkv.lora is not None]
+    assert adapted == settings.get("layers_to_transform", list(range(len(layers))))
+    assert all(layer.attention.output.lora is None for layer in layers)
 
 
 def _truncate(folder: Path) -> None:
