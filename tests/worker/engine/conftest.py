@@ -473,10 +473,8 @@ class Simulation:
             assert self.has_failed or len(sequence.block_table) == -(-end // size)
             written = sequence.block_table[sequence.num_computed_tokens // size :]
             assert all(owners[block] == 1 for block in written), "a shared block is written"
-        in_plan = {item.sequence for item in plan.scheduled}
-        for sequence in set(running) - in_plan:
-            held = len(sequence.block_table)
-            assert self.has_failed or held == -(-sequence.num_computed_tokens // size)
+        for s in set(running) - {item.sequence for item in plan.scheduled}:
+            assert self.has_failed or len(s.block_table) == -(-s.num_computed_tokens // size)
         self._check_beams(live, plan)
         self.plans.append([(item.sequence.request_id, item.num_tokens) for item in plan.scheduled])
         self.step_plans.append(plan)
