@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -19,21 +18,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from inferq.protocol.errors import MissingExtraError, ServerLost
+from inferq.watchdog import Watchdog
 
 HOST: Final = "127.0.0.1"
 #: Tries to find a port that nobody else takes between our look and the server's bind.
 _PORT_TRIES: Final = 5
-
-# Waits until its standard input closes, which happens when the process that started it is gone,
-# however it went; then ends the server and, if it is ours to remove, its directory.
-_WATCHDOG: Final = """
-read -r _ || :
-kill "$1" 2>/dev/null
-n=0
-while kill -0 "$1" 2>/dev/null && [ $((n += 1)) -le 200 ]; do sleep 0.05; done
-kill -9 "$1" 2>/dev/null
-if [ -n "$2" ]; then rm -rf -- "$2"; fi
-"""
 
 
 class EmbeddedServer:
@@ -67,7 +56,7 @@ class EmbeddedServer:
         self._settings = dict(settings or {})
         self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._watchdog: Watchdog | None = None
 
     @property
     def port(self) -> int:
@@ -169,8 +158,8 @@ class EmbeddedServer:
             start_new_session=True,
         )
         self._process = process
-        self._watchdog = _start_watchdog(
-            process.pid, None if self._given_directory is not None else directory
+        self._watchdog = Watchdog(
+            process.pid, directory=None if self._given_directory is not None else directory
         )
         assert process.stdin is not None
         with process.stdin as stdin:
@@ -218,11 +207,7 @@ class EmbeddedServer:
             self._process.wait()
             self._process = None
         if self._watchdog is not None:
-            # Before its input closes, so that it touches neither process nor directory.
-            self._watchdog.kill()
-            self._watchdog.wait()
-            assert self._watchdog.stdin is not None
-            self._watchdog.stdin.close()
+            self._watchdog.dismiss()
             self._watchdog = None
 
     def _log_tail(self) -> str:
@@ -245,17 +230,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
-
-
-def _start_watchdog(pid: int, directory: Path | None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        ["/bin/sh", "-c", _WATCHDOG, "inferq-watchdog", str(pid), str(directory or "")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env={"PATH": os.environ.get("PATH", os.defpath)},
-    )
 
 
 def _quoted(value: str) -> str:
