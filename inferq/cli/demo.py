@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Final, Self
 
 from inferq.cli.model_import import import_with_progress
+from inferq.cli.processes import ManagedProcess
 from inferq.embedded import EmbeddedServer
 from inferq.producer import Client, JobHandle, WorkerInfo
 from inferq.protocol.errors import InferqError
@@ -130,29 +128,27 @@ def _stream(client: Client, job: JobHandle, started_at: float) -> None:
 
 
 @contextlib.contextmanager
-def _worker(model: Path, url: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "inferq", "worker", "--model", str(model), "--queue", QUEUE]
-    command += ["--redis-url", url, "--report-interval-s", str(REPORT_INTERVAL_S)]
-    command += ["--drain-timeout-s", "0"]
+def _worker(model: Path, url: str, folder: Path) -> Iterator[ManagedProcess]:
+    arguments = ["worker", "--model", str(model), "--queue", QUEUE]
+    arguments += ["--report-interval-s", str(REPORT_INTERVAL_S), "--drain-timeout-s", "0"]
     with _log(folder).open("wb") as log:
-        # A session of its own: a Ctrl-C reaches us, and we stop the worker.
-        process = subprocess.Popen(command, stderr=log, cwd=folder, start_new_session=True)
+        process = ManagedProcess(
+            "worker",
+            arguments,
+            directory=folder,
+            environment={"INFERQ_REDIS_URL": url},
+            stderr=log,
+        )
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            # the whole session, so that its engine goes with it
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.end(STOP_TIMEOUT_S)
 
 
-def _wait_for_worker(client: Client, process: subprocess.Popen[bytes], folder: Path) -> None:
+def _wait_for_worker(client: Client, process: ManagedProcess, folder: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not client.workers():
-        if process.poll() is not None or time.monotonic() > deadline:
+        if process.exit_code is not None or time.monotonic() > deadline:
             tail = _log(folder).read_text(errors="replace")[-2000:]
             raise DemoFailed(f"the worker did not come up:\n{tail}")
         time.sleep(0.05)
