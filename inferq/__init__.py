@@ -20,7 +20,10 @@ if TYPE_CHECKING:
         JobOutput,
         JobResult,
         JobStream,
+        PromptOptions,
+        QueueAdmin,
         StreamEvent,
+        TokenizedPrompt,
         TokenStream,
         WorkerInfo,
     )
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from inferq.protocol.params import SamplingParams
+    from inferq.protocol.replies import JobStatus, QueueLength
     from inferq.protocol.structured import StructuredOutputs
     from inferq.worker.llm import LLM
 
@@ -78,13 +82,16 @@ __all__ = [
     "JobNotFound",
     "JobOutput",
     "JobResult",
+    "JobStatus",
     "JobStream",
     "Lane",
     "MissingExtraError",
     "ModelError",
+    "PromptOptions",
     "ProtocolVersionError",
     "QueueAdmin",
     "QueueFull",
+    "QueueLength",
     "ResultTimeout",
     "SamplingParams",
     "ServerLost",
@@ -95,6 +102,7 @@ __all__ = [
     "Timings",
     "TokenLogprob",
     "TokenStream",
+    "TokenizedPrompt",
     "Usage",
     "WorkerInfo",
     "__version__",
@@ -103,6 +111,7 @@ __all__ = [
 _PRODUCER: Final = "inferq.producer"
 _ERRORS: Final = "inferq.protocol.errors"
 _MESSAGES: Final = "inferq.protocol.messages"
+_REPLIES: Final = "inferq.protocol.replies"
 #: Where each name that is no error lives.
 _HOMES: Final = MappingProxyType(
     {
@@ -114,16 +123,20 @@ _HOMES: Final = MappingProxyType(
         "JobHandle": _PRODUCER,
         "JobOutput": _PRODUCER,
         "JobResult": _PRODUCER,
+        "JobStatus": _REPLIES,
         "JobStream": _PRODUCER,
         "LLM": "inferq.worker.llm",
         "Lane": "inferq.protocol.keys",
+        "PromptOptions": _PRODUCER,
         "QueueAdmin": _PRODUCER,
+        "QueueLength": _REPLIES,
         "SamplingParams": "inferq.protocol.params",
         "StreamEvent": _PRODUCER,
         "StructuredOutputs": "inferq.protocol.structured",
         "Timings": _MESSAGES,
         "TokenLogprob": _MESSAGES,
         "TokenStream": _PRODUCER,
+        "TokenizedPrompt": _PRODUCER,
         "Usage": _MESSAGES,
         "WorkerInfo": _PRODUCER,
     }

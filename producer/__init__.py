@@ -15,8 +15,8 @@ Imports the standard library, redis and `inferq.protocol` only.
 from inferq.producer.admin import QueueAdmin
 from inferq.producer.async_client import AsyncClient, AsyncJobHandle
 from inferq.producer.client import Client, JobHandle, JobStream
-from inferq.producer.request import ChatInput, PromptInput
-from inferq.producer.result import JobOutput, JobResult
+from inferq.producer.request import ChatInput, PromptInput, PromptOptions
+from inferq.producer.result import JobOutput, JobResult, TokenizedPrompt
 from inferq.producer.stream import StreamEvent, TokenStream
 from inferq.producer.workers import WorkerInfo
 
@@ -30,8 +30,10 @@ __all__ = [
     "JobResult",
     "JobStream",
     "PromptInput",
+    "PromptOptions",
     "QueueAdmin",
     "StreamEvent",
     "TokenStream",
+    "TokenizedPrompt",
     "WorkerInfo",
 ]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar, Unpack
+
+from redis.asyncio import Redis
 
 from inferq.producer.partitions import Partitions, choose_partition
 from inferq.producer.probe import Probe
@@ -15,7 +18,9 @@ from inferq.producer.reader import ReaderPool
 from inferq.producer.request import (
     ChatInput,
     PromptInput,
+    PromptOptions,
     check_idempotency_key,
+    check_note,
     check_seconds,
     cost_bounds,
     make_job,
@@ -24,16 +29,25 @@ from inferq.producer.request import (
     to_retention_ms,
     to_schedule,
 )
-from inferq.producer.result import JobResult, collect
+from inferq.producer.result import JobResult, TokenizedPrompt, collect
 from inferq.producer.server import RedisServer
 from inferq.producer.stream import TokenStream
 from inferq.producer.subscription import Subscription
 from inferq.producer.workers import WorkerInfo, read_workers
-from inferq.protocol.errors import InferqError, InvalidRequestError, JobNotFound
+from inferq.protocol.errors import (
+    InferqError,
+    InvalidRequestError,
+    JobExpired,
+    JobNotFound,
+    ResultTimeout,
+)
 from inferq.protocol.keys import Lane, partition_of
+from inferq.protocol.messages import Job, Task
 from inferq.protocol.params import SamplingParams
-from inferq.protocol.replies import CancelOutcome, JobStatus
+from inferq.protocol.replies import CancelOutcome, JobStatus, QueueLength
 from inferq.protocol.scripts import QueueScripts
+
+T = TypeVar("T")
 
 #: Most jobs, queued and running, before `submit` raises `QueueFull`.
 DEFAULT_QUEUE_LIMIT: Final = 100_000
@@ -43,6 +57,8 @@ DEFAULT_RETENTION_S: Final = 3600.0
 DEFAULT_TIMEOUT_S: Final = 4.0
 #: How long a stream rides out a server that is away, in seconds.
 DEFAULT_RECONNECT_S: Final = 30.0
+#: Longest wait for a tokenized prompt, in seconds.
+DEFAULT_TOKENIZE_TIMEOUT_S: Final = 60.0
 #: Longest wait between two events of a stream, and for a whole result, in seconds.
 DEFAULT_STREAM_TIMEOUT_S: Final = 300.0
 DEFAULT_RESULT_TIMEOUT_S: Final = 600.0
@@ -108,11 +124,16 @@ class AsyncClient:
         metadata: Mapping[str, str] | None = None,
         model: str | None = None,
         cache_salt: str | None = None,
+        return_prompt_token_ids: bool = False,
+        note: bytes | None = None,
+        **prompt_options: Unpack[PromptOptions],
     ) -> AsyncJobHandle:
         """Put a job into the queue and return its handle; do not wait for a worker.
 
         - `prompt`: text, token ids, or chat messages (maps with `role` and `content`); or
           `messages` instead.
+        - `prompt_options`: `add_special_tokens`, `tools`, `chat_template_kwargs`,
+          `add_generation_prompt` and `continue_final_message`; see `PromptOptions`.
         - `lane`: `high`, `normal` or `low`.
         - `deadline_s`: the job ends as expired when it has not finished this many seconds from now.
         - `not_before`, or `delay_s` in seconds: start no sooner.
@@ -121,38 +142,82 @@ class AsyncClient:
         - `metadata`: text by name, which travels with the job.
         - `model`: refuse the job if the worker serves another model.
         - `cache_salt`: share cached prompt beginnings only with jobs of the same salt.
+        - `return_prompt_token_ids`: the result has the prompt's token ids too.
+        - `note`: at most 4,096 bytes that the job's status shows as long as the server knows it.
 
         Raises `InvalidRequestError`, `QueueFull`, `IdempotencyConflict` or `ServerLost`. A lost
         reply is retried and never makes a second job.
         """
         check_idempotency_key(idempotency_key)
+        check_note(note)
         job, digest = make_job(
-            to_prompt(prompt, messages),
+            to_prompt(prompt, messages, **prompt_options),
             params,
             model=model,
             metadata=metadata,
             cache_salt=cache_salt,
             partition=choose_partition(self._partitions.number, idempotency_key),
+            return_prompt_token_ids=return_prompt_token_ids,
         )
         chosen = to_lane(lane)
         deadline_ms, delay_ms = to_schedule(deadline_s, not_before, delay_s)
+        return await self._enqueue(
+            job,
+            lane=chosen,
+            deadline_ms=deadline_ms,
+            delay_ms=delay_ms,
+            idempotency_key=idempotency_key,
+            digest=digest,
+            note=note,
+        )
+
+    async def _enqueue(self, job: Job, **options: Any) -> AsyncJobHandle:
         scripts = self._scripts_of(job.id)
         prompt_tokens, budget = cost_bounds(job)
         enqueued = await self._server_of(job.id).call(
             lambda: scripts.enqueue(
                 job,
-                lane=chosen,
                 prompt_tokens=prompt_tokens,
                 budget=budget,
-                deadline_ms=deadline_ms,
-                delay_ms=delay_ms,
-                idempotency_key=idempotency_key,
-                digest=digest,
                 queue_limit=self._queue_limit,
                 retention_ms=self._retention_ms,
+                **options,
             )
         )
         return AsyncJobHandle(self, enqueued.job_id, created=enqueued.created)
+
+    async def tokenize(
+        self,
+        prompt: PromptInput | None = None,
+        *,
+        messages: Sequence[ChatInput] | None = None,
+        model: str | None = None,
+        timeout_s: float = DEFAULT_TOKENIZE_TIMEOUT_S,
+        **prompt_options: Unpack[PromptOptions],
+    ) -> TokenizedPrompt:
+        """Return a prompt's token ids, as a worker of the model makes them; no engine is needed.
+
+        Arguments are those of `submit`. Goes by the high lane, and is given up after `timeout_s`
+        seconds with `ResultTimeout`. Raises what `submit` and `result` raise.
+        """
+        check_seconds("timeout_s", timeout_s)
+        job, digest = make_job(
+            to_prompt(prompt, messages, **prompt_options),
+            None,
+            model=model,
+            partition=choose_partition(self._partitions.number, None),
+            task=Task.TOKENIZE,
+        )
+        deadline_ms, _ = to_schedule(timeout_s, None, None)
+        handle = await self._enqueue(job, lane=Lane.HIGH, deadline_ms=deadline_ms, digest=digest)
+        try:
+            result = await handle.result(timeout_s=timeout_s)
+        except JobExpired:
+            raise ResultTimeout(job.id, timeout_s) from None
+        scripts = self._scripts_of(job.id)
+        await self._server_of(job.id).call(lambda: scripts.forget(job.id))
+        texts = tuple(result.token_texts[token_id] for token_id in result.token_ids)
+        return TokenizedPrompt(result.token_ids, result.text, texts)
 
     def job(self, job_id: str) -> AsyncJobHandle:
         """Return a handle for a job submitted before, here or elsewhere, without asking for it."""
@@ -164,6 +229,32 @@ class AsyncClient:
         self._check_open()
         for partition in range(self._partitions.number):
             await self._partitions.server(partition).ping()
+
+    async def queue_length(self) -> QueueLength:
+        """Return how many jobs wait and run, and how many ever ended."""
+        self._check_open()
+        partitions = self._partitions
+        limit = self._queue_limit
+        parts = await asyncio.gather(
+            *(
+                partitions.server(partition).call(
+                    functools.partial(partitions.scripts(partition).length, limit=limit)
+                )
+                for partition in range(partitions.number)
+            )
+        )
+        return functools.reduce(QueueLength.joined, parts)
+
+    async def run(self, operation: Callable[[Redis], Awaitable[T]], *, slot_key: str) -> T:
+        """Perform an operation of the caller's own on this client's connections.
+
+        `operation` gets redis's client, which does not decode responses, and may touch keys with
+        `slot_key`'s hash tag. A lost reply repeats it, so twice must be as good as once. Raises
+        `ServerLost` or `QueueFull`, within the client's `timeout_s`.
+        """
+        self._check_open()
+        server = self._partitions.server_of(slot_key)
+        return await server.call(lambda: operation(server.commands))
 
     async def workers(self) -> list[WorkerInfo]:
         """Return the last report of every worker of the queue, by partition and name."""

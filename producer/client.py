@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
+
+from redis.asyncio import Redis
 
 from inferq.producer.async_client import (
     DEFAULT_RECONNECT_S,
@@ -15,18 +17,19 @@ from inferq.producer.async_client import (
     DEFAULT_RETENTION_S,
     DEFAULT_STREAM_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
+    DEFAULT_TOKENIZE_TIMEOUT_S,
     AsyncClient,
 )
 from inferq.producer.loop_thread import LoopThread
-from inferq.producer.request import ChatInput, PromptInput
-from inferq.producer.result import JobResult
+from inferq.producer.request import ChatInput, PromptInput, PromptOptions
+from inferq.producer.result import JobResult, TokenizedPrompt
 from inferq.producer.stream import StreamEvent, TokenStream
 from inferq.producer.workers import WorkerInfo
 from inferq.protocol.errors import InferqError
 from inferq.protocol.keys import Lane, partition_of
 from inferq.protocol.messages import Terminal
 from inferq.protocol.params import SamplingParams
-from inferq.protocol.replies import CancelOutcome, JobStatus
+from inferq.protocol.replies import CancelOutcome, JobStatus, QueueLength
 
 T = TypeVar("T")
 
@@ -96,6 +99,9 @@ class Client:
         metadata: Mapping[str, str] | None = None,
         model: str | None = None,
         cache_salt: str | None = None,
+        return_prompt_token_ids: bool = False,
+        note: bytes | None = None,
+        **prompt_options: Unpack[PromptOptions],
     ) -> JobHandle:
         """Put a job into the queue and return its handle; see `AsyncClient.submit`."""
         handle = self._run(
@@ -111,9 +117,28 @@ class Client:
                 metadata=metadata,
                 model=model,
                 cache_salt=cache_salt,
+                return_prompt_token_ids=return_prompt_token_ids,
+                note=note,
+                **prompt_options,
             )
         )
         return JobHandle(self, handle.id, created=handle.created)
+
+    def tokenize(
+        self,
+        prompt: PromptInput | None = None,
+        *,
+        messages: Sequence[ChatInput] | None = None,
+        model: str | None = None,
+        timeout_s: float = DEFAULT_TOKENIZE_TIMEOUT_S,
+        **prompt_options: Unpack[PromptOptions],
+    ) -> TokenizedPrompt:
+        """Return a prompt's token ids; see `AsyncClient.tokenize`."""
+        return self._run(
+            lambda client: client.tokenize(
+                prompt, messages=messages, model=model, timeout_s=timeout_s, **prompt_options
+            )
+        )
 
     def job(self, job_id: str) -> JobHandle:
         """Return a handle for a job submitted before, here or elsewhere, without asking for it."""
@@ -123,6 +148,14 @@ class Client:
     def ping(self) -> None:
         """Raise `ServerLost` unless the server is there and lets us in."""
         self._run(lambda client: client.ping())
+
+    def queue_length(self) -> QueueLength:
+        """Return how many jobs wait and run; see `AsyncClient.queue_length`."""
+        return self._run(lambda client: client.queue_length())
+
+    def run(self, operation: Callable[[Redis], Awaitable[T]], *, slot_key: str) -> T:
+        """Perform an operation of the caller's own; see `AsyncClient.run`."""
+        return self._run(lambda client: client.run(operation, slot_key=slot_key))
 
     def workers(self) -> list[WorkerInfo]:
         """Return the last report of every worker of the queue; see `AsyncClient.workers`."""

@@ -7,6 +7,8 @@ import secrets
 import zlib
 from typing import Final
 
+from redis.crc import key_slot
+
 from inferq.producer.server import RedisServer
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import MAX_PARTITIONS, QueueKeys
@@ -34,6 +36,7 @@ class Partitions:
         self.number = to_num_partitions(number)
         self._url = ServerUrl.parse(url or os.environ.get("INFERQ_REDIS_URL") or DEFAULT_URL)
         self._timeout_s = timeout_s
+        #: By hash slot; of one server there is one.
         self._servers: dict[int, RedisServer] = {}
         self._scripts: dict[int, QueueScripts] = {}
 
@@ -44,9 +47,12 @@ class Partitions:
 
     def server(self, partition: int) -> RedisServer:
         """Return the connections to the server that a partition lives on."""
-        place = partition if self._url.kind == "cluster" else 0
+        return self.server_of(QueueKeys(self.queue, partition).prefix)
+
+    def server_of(self, slot_key: str) -> RedisServer:
+        """Return the connections to the server of the keys with `slot_key`'s hash tag."""
+        place = key_slot(slot_key.encode()) if self._url.kind == "cluster" else 0
         if place not in self._servers:
-            slot_key = QueueKeys(self.queue, place).prefix
             self._servers[place] = RedisServer(self._url, slot_key, timeout_s=self._timeout_s)
         return self._servers[place]
 

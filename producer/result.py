@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from inferq.producer.stream import StreamEvent, TokenStream
@@ -30,7 +31,9 @@ class JobResult:
     """A finished job. `attempts` counts the workers that took it.
 
     `outputs` are in the order of their indexes, best first with `best_of` and beams.
-    `prompt_logprobs` have an entry for each prompt token, None for the first.
+    `prompt_logprobs` have an entry for each prompt token, None for the first; `prompt_token_ids`
+    come with them, or when asked for. `token_texts` has the bytes of every token that is named
+    here, where log-probabilities were asked for.
     """
 
     job_id: str
@@ -39,6 +42,8 @@ class JobResult:
     timings: Timings
     attempts: int
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    token_texts: Mapping[int, bytes] = field(default_factory=dict)
+    prompt_token_ids: tuple[int, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -64,6 +69,18 @@ class JobResult:
     def stop_reason(self) -> str | int | None:
         """The stop string or token id that ended the first output."""
         return self.outputs[0].stop_reason
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A prompt as the model gets it: its token ids, all of its text, and the bytes of each token.
+
+    The bytes of one token need not be whole characters.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    token_texts: tuple[bytes, ...]
 
 
 @dataclass(slots=True)
@@ -105,10 +122,14 @@ async def collect(stream: TokenStream) -> JobResult:
     """Read a stream that begins at 0 to its end."""
     drafts: dict[int, _Draft] = {}
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    token_texts: dict[int, bytes] = {}
     async with stream:
         async for event in stream:
             drafts.setdefault(event.index, _Draft()).add(event)
             prompt_logprobs = event.prompt_logprobs or prompt_logprobs
+            prompt_token_ids = event.prompt_token_ids or prompt_token_ids
+            token_texts.update(event.token_texts)
     terminal = stream.terminal or Terminal(FinishReason.ERROR)
     return JobResult(
         job_id=stream.job_id,
@@ -117,4 +138,6 @@ async def collect(stream: TokenStream) -> JobResult:
         timings=terminal.timings,
         attempts=terminal.attempts,
         prompt_logprobs=prompt_logprobs,
+        token_texts=token_texts,
+        prompt_token_ids=prompt_token_ids,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, NoReturn, Self
 
@@ -42,7 +42,9 @@ class StreamEvent:
     `offset` counts the tokens of output `index` before this event; `next_offset` is what to pass
     as `from_offset` to go on after it: the tokens of all outputs so far. Outputs take turns.
     `finish_reason`, `stop_reason` and `cumulative_logprob` come with the last event of an output,
-    `prompt_logprobs` with the first of output 0, `usage` with the last event of the job.
+    `prompt_logprobs` and `prompt_token_ids` with the first of output 0, `usage` with the last event
+    of the job. `token_texts` has the bytes of every token that the event names, where
+    log-probabilities were asked for.
     """
 
     job_id: str
@@ -57,6 +59,8 @@ class StreamEvent:
     next_offset: int
     cumulative_logprob: float | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    token_texts: Mapping[int, bytes] = field(default_factory=dict)
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 class TokenStream:
@@ -206,6 +210,8 @@ class TokenStream:
             next_offset=self.next_offset,
             cumulative_logprob=event.cumulative_logprob,
             prompt_logprobs=event.prompt_logprobs,
+            token_texts=event.token_texts,
+            prompt_token_ids=event.prompt_token_ids,
         )
 
 

@@ -10,14 +10,16 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from inferq.protocol.keys import QueueKeys
+from inferq.protocol.keys import GatewayKeys, QueueKeys
 
 
 class Role(StrEnum):
     """Who connects."""
 
-    #: The SDK, the command line, a gateway: submits, reads, cancels, looks.
+    #: The SDK, the command line: submits, reads, cancels, looks.
     PRODUCER = "producer"
+    #: A gateway: what a producer does, and the counts of its API keys.
+    GATEWAY = "gateway"
     #: Workers, operators and maintenance: claims, publishes, sweeps, deals with dead letters.
     WORKER = "worker"
 
@@ -33,6 +35,8 @@ _JOBS: Final = (
     *("xrange", "xread", "xrevrange"),
     *("zadd", "zcount", "zrem", "zscore"),
 )
+#: What the limits of API keys need besides.
+_LIMITS: Final = ("zcard", "zremrangebyscore")
 #: What claiming and looking after other workers does besides.
 _CLAIMS: Final = (
     *("del", "xclaim", "xgroup|delconsumer", "xinfo|consumers", "xpending", "xreadgroup"),
@@ -43,17 +47,21 @@ _CLAIMS: Final = (
 COMMANDS: Final[Mapping[Role, tuple[str, ...]]] = MappingProxyType(
     {
         Role.PRODUCER: (*_CONNECT, *_SCRIPTS, *_JOBS),
+        Role.GATEWAY: (*_CONNECT, *_SCRIPTS, *_JOBS, *_LIMITS),
         Role.WORKER: (*_CONNECT, *_SCRIPTS, *_JOBS, *_CLAIMS),
     }
 )
 
 
-def acl_rules(role: Role, queue: str) -> str:
-    """Return the rules of a user for all partitions of `queue`, without its name and password.
+def acl_rules(role: Role, *queues: str) -> str:
+    """Return the rules of a user for all partitions of `queues`, without its name and password.
 
     To be used as `ACL SETUSER name on >password RULES`. Raises `InvalidRequestError` for a name
     that no queue can have.
     """
-    keys = QueueKeys(queue).prefix.replace(".0}", ".*}")
+    prefixes = [QueueKeys(queue).prefix.replace(".0}", ".*}") for queue in queues]
+    if role is Role.GATEWAY:
+        prefixes.append(GatewayKeys.PREFIX)
+    keys = " ".join(f"~{prefix}*" for prefix in prefixes)
     commands = " ".join(f"+{command}" for command in COMMANDS[role])
-    return f"resetkeys ~{keys}* resetchannels -@all {commands}"
+    return f"resetkeys {keys} resetchannels -@all {commands}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import ClassVar, Final
 
 from inferq.protocol.errors import InvalidRequestError
 
@@ -109,6 +109,26 @@ class QueueKeys:
     def wake(self, reader: str) -> str:
         """Stream: one entry, which wakes a reader that blocks on it; written by its own client."""
         return f"{self.prefix}wake:{reader}"
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayKeys:
+    """The keys in which gateways count what one API key uses, by the key's name."""
+
+    name: str
+
+    #: What every key starts with; one hash tag, so that scripts are atomic.
+    PREFIX: ClassVar[str] = "inferq:{gateway}:"
+
+    @property
+    def budget(self) -> str:
+        """Hash: requests and tokens left, and when that was so."""
+        return f"{self.PREFIX}budget:{self.name}"
+
+    @property
+    def slots(self) -> str:
+        """Sorted set: requests in progress by the server time (ms) at which their lease ends."""
+        return f"{self.PREFIX}slots:{self.name}"
 
 
 def new_job_id(partition: int = 0) -> str:

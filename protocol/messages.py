@@ -3,16 +3,16 @@
 Payloads are msgpack maps with the short keys below. Unknown keys are ignored, so that fields can
 be added; an unknown major version is refused. Every size is checked while decoding.
 
-Job:    v version, id, p prompt (str: text, list of ints: token ids), m chat messages (instead of
-        p), s sampling parameters by name, n model name, md metadata, cs cache salt, t submission
+Job:    v version, id, the prompt (see `prompts`), k task, s sampling parameters by name, n model
+        name, md metadata, cs cache salt, rp whether the prompt's token ids are wanted, t submission
         time (ms)
 Event:  i output index, o offset of the first token within that output, t token ids, x text,
         e end of each token's share of x (only when there are several tokens), l logprobs
         [[logprob, [[token id, logprob], …]], …], pl those of the prompt's tokens (null for the
-        first), f finish reason and r stop reason of this output, c its summed log-probability,
-        end (the terminal event only): f finish reason, p, h and c the prompt, cached and completion
-        tokens, q, pf and d the ms queued, in prefill and in decode, a attempts,
-        er [code, message, field, limit]
+        first), pt the prompt's token ids, tx [[token id, its bytes], …], f finish reason and r stop
+        reason of this output, c its summed log-probability, end (the terminal event only): f finish
+        reason, p, h and c the prompt, cached and completion tokens, q, pf and d the ms queued, in
+        prefill and in decode, a attempts, er [code, message, field, limit]
 """
 
 from __future__ import annotations
@@ -30,18 +30,53 @@ from inferq.protocol.errors import (
     ProtocolVersionError,
 )
 from inferq.protocol.keys import partition_of
-from inferq.protocol.param_checks import check_utf8
+from inferq.protocol.param_checks import MAX_TOKEN_ID, check_boolean, check_utf8
 from inferq.protocol.params import SamplingParams
+from inferq.protocol.prompts import (
+    MAX_CHAT_MESSAGES,
+    MAX_NAME_BYTES,
+    MAX_PROMPT_BYTES,
+    MAX_PROMPT_TOKENS,
+    ChatMessage,
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    check_name,
+    decode_prompt,
+    encode_prompt,
+)
 from inferq.protocol.wire import pack, pairs, typed, unpack
 
+__all__ = [
+    "MAX_CHAT_MESSAGES",
+    "MAX_EVENT_BYTES",
+    "MAX_JOB_BYTES",
+    "MAX_METADATA_BYTES",
+    "MAX_METADATA_ITEMS",
+    "MAX_NAME_BYTES",
+    "MAX_PROMPT_BYTES",
+    "MAX_PROMPT_TOKENS",
+    "MAX_SALT_BYTES",
+    "MAX_TOKEN_ID",
+    "PROTOCOL_VERSION",
+    "ChatMessage",
+    "ChatPrompt",
+    "Event",
+    "FinishReason",
+    "Job",
+    "Prompt",
+    "Task",
+    "Terminal",
+    "TextPrompt",
+    "Timings",
+    "TokenLogprob",
+    "TokenPrompt",
+    "Usage",
+    "check_cache_salt",
+]
+
 PROTOCOL_VERSION: Final = 1
-#: Most bytes of a prompt's text, or of all its chat messages together.
-MAX_PROMPT_BYTES: Final = 4 * 2**20
-#: Most token ids of a prompt.
-MAX_PROMPT_TOKENS: Final = 2**20
-MAX_CHAT_MESSAGES: Final = 4096
-#: Most bytes of a role or a model name.
-MAX_NAME_BYTES: Final = 256
 MAX_METADATA_ITEMS: Final = 32
 #: Most bytes of one metadata key or value.
 MAX_METADATA_BYTES: Final = 1024
@@ -51,85 +86,15 @@ MAX_SALT_BYTES: Final = 256
 MAX_JOB_BYTES: Final = 8 * 2**20
 #: Most bytes of an encoded event.
 MAX_EVENT_BYTES: Final = 8 * 2**20
-MAX_TOKEN_ID: Final = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
-    """A prompt as text, tokenized by the worker."""
+class Task(StrEnum):
+    """What a job asks for."""
 
-    text: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.text, str):
-            raise InvalidRequestError(
-                f"must be text, not {type(self.text).__name__}", field="prompt"
-            )
-        if not self.text:
-            raise InvalidRequestError("is empty", field="prompt", limit=1)
-        _check_prompt_bytes("prompt", len(check_utf8("prompt", self.text)))
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPrompt:
-    """A prompt as token ids, taken as they are."""
-
-    token_ids: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        ids = self.token_ids
-        if not ids:
-            raise InvalidRequestError("is empty", field="prompt_token_ids", limit=1)
-        if len(ids) > MAX_PROMPT_TOKENS:
-            raise InvalidRequestError(
-                f"{len(ids)} token ids are more than {MAX_PROMPT_TOKENS}",
-                field="prompt_token_ids",
-                limit=MAX_PROMPT_TOKENS,
-            )
-        # type() is int: bools are no ids, and this runs over up to a million of them
-        if not all(type(i) is int and 0 <= i <= MAX_TOKEN_ID for i in ids):
-            raise InvalidRequestError(
-                f"every id must be a whole number in [0, {MAX_TOKEN_ID}]",
-                field="prompt_token_ids",
-                limit=MAX_TOKEN_ID,
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation; `role` is `system`, `user`, `assistant` or another."""
-
-    role: str
-    content: str
-
-    def __post_init__(self) -> None:
-        _check_name("messages.role", self.role)
-        if not isinstance(self.content, str):
-            raise InvalidRequestError(
-                f"must be text, not {type(self.content).__name__}", field="messages.content"
-            )
-        check_utf8("messages.content", self.content)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A prompt as a conversation, rendered by the model's chat template on the worker."""
-
-    messages: tuple[ChatMessage, ...]
-
-    def __post_init__(self) -> None:
-        if not self.messages:
-            raise InvalidRequestError("is empty", field="messages", limit=1)
-        if len(self.messages) > MAX_CHAT_MESSAGES:
-            raise InvalidRequestError(
-                f"{len(self.messages)} messages are more than {MAX_CHAT_MESSAGES}",
-                field="messages",
-                limit=MAX_CHAT_MESSAGES,
-            )
-        _check_prompt_bytes("messages", sum(len(m.content.encode()) for m in self.messages))
-
-
-Prompt = TextPrompt | TokenPrompt | ChatPrompt
+    #: Tokens that follow the prompt.
+    GENERATE = "generate"
+    #: The prompt's own tokens; no engine is needed.
+    TOKENIZE = "tokenize"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +102,7 @@ class Job:
     """One request for tokens, as it waits in a lane. `created_ms` is the producer's clock.
 
     Jobs with different `cache_salt` never share cached KV blocks; it does not change the answer.
+    With `return_prompt_token_ids` the first event of output 0 has the prompt's token ids.
     """
 
     id: str
@@ -146,24 +112,22 @@ class Job:
     metadata: Mapping[str, str] = field(default_factory=dict)
     created_ms: int = 0
     cache_salt: str | None = None
+    task: Task = Task.GENERATE
+    return_prompt_token_ids: bool = False
 
     def __post_init__(self) -> None:
         partition_of(self.id)
         check_cache_salt(self.cache_salt)
         if self.model is not None:
-            _check_name("model", self.model)
+            check_name("model", self.model)
+        check_boolean("return_prompt_token_ids", self.return_prompt_token_ids)
         _check_metadata(self.metadata)
 
     def encode(self) -> bytes:
         """Return the job as msgpack."""
-        wire: dict[str, Any] = {"v": PROTOCOL_VERSION, "id": self.id}
-        match self.prompt:
-            case TextPrompt(text):
-                wire["p"] = text
-            case TokenPrompt(token_ids):
-                wire["p"] = token_ids
-            case ChatPrompt(messages):
-                wire["m"] = [[m.role, m.content] for m in messages]
+        wire: dict[str, Any] = {"v": PROTOCOL_VERSION, "id": self.id, **encode_prompt(self.prompt)}
+        if self.task is not Task.GENERATE:
+            wire["k"] = self.task.value
         if params := self.params.to_wire():
             wire["s"] = params
         if self.model is not None:
@@ -172,6 +136,8 @@ class Job:
             wire["md"] = dict(self.metadata)
         if self.cache_salt is not None:
             wire["cs"] = self.cache_salt
+        if self.return_prompt_token_ids:
+            wire["rp"] = True
         wire["t"] = self.created_ms
         return pack(wire)
 
@@ -188,12 +154,14 @@ class Job:
         try:
             return cls(
                 id=typed(wire, "id", str),
-                prompt=_decode_prompt(wire),
+                prompt=decode_prompt(wire),
                 params=SamplingParams.from_wire(typed(wire, "s", dict, {})),
                 model=wire.get("n"),
                 metadata=typed(wire, "md", dict, {}),
                 created_ms=typed(wire, "t", int, 0),
                 cache_salt=wire.get("cs"),
+                task=_decode_task(wire),
+                return_prompt_token_ids=typed(wire, "rp", bool, False),
             )
         except (TypeError, LookupError) as error:
             raise DecodeError(f"not a job: {error}", payload) from None
@@ -263,7 +231,9 @@ class Event:
     `text`, of what the first k + 1 tokens contributed; text after the last of them was held back
     and is released at the end. `finish_reason` and `stop_reason` (the stop string or token id) end
     the output, with its `cumulative_logprob` where that is known; `terminal` ends the job.
-    `prompt_logprobs` come with output 0's first token, one entry for each prompt token.
+    `prompt_logprobs` and `prompt_token_ids` come with output 0's first token, with one entry for
+    each prompt token. `token_texts` has the bytes of every token that is named in the event, where
+    log-probabilities were asked for.
     """
 
     index: int = 0
@@ -277,6 +247,8 @@ class Event:
     terminal: Terminal | None = None
     cumulative_logprob: float | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    token_texts: Mapping[int, bytes] = field(default_factory=dict)
+    prompt_token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.text_ends) != len(self.token_ids):
@@ -295,6 +267,7 @@ class Event:
             text_ends=tuple(end - cut for end in self.text_ends[count:]),
             logprobs=None if self.logprobs is None else self.logprobs[count:],
             prompt_logprobs=None,
+            prompt_token_ids=None,
         )
 
     def encode(self) -> bytes:
@@ -310,6 +283,10 @@ class Event:
             wire["l"] = [_encode_logprob(lp) for lp in self.logprobs]
         if self.prompt_logprobs is not None:
             wire["pl"] = [lp and _encode_logprob(lp) for lp in self.prompt_logprobs]
+        if self.prompt_token_ids is not None:
+            wire["pt"] = self.prompt_token_ids
+        if self.token_texts:
+            wire["tx"] = list(self.token_texts.items())
         if self.finish_reason is not None:
             wire["f"] = self.finish_reason.value
         if self.stop_reason is not None:
@@ -342,6 +319,8 @@ class Event:
                 terminal=_decode_terminal(wire["end"]) if "end" in wire else None,
                 cumulative_logprob=None if total is None else float(total),
                 prompt_logprobs=_decode_prompt_logprobs(wire.get("pl")),
+                token_texts=_decode_token_texts(wire.get("tx", [])),
+                prompt_token_ids=tuple(typed(wire, "pt", list)) if "pt" in wire else None,
             )
             _check_event(event)
         except (TypeError, LookupError, ValueError) as error:
@@ -358,22 +337,6 @@ def check_cache_salt(salt: str | None) -> None:
     if len(check_utf8("cache_salt", salt)) > MAX_SALT_BYTES:
         raise InvalidRequestError(
             f"is longer than {MAX_SALT_BYTES} bytes", field="cache_salt", limit=MAX_SALT_BYTES
-        )
-
-
-def _check_prompt_bytes(name: str, size: int) -> None:
-    if size > MAX_PROMPT_BYTES:
-        raise InvalidRequestError(
-            f"{size} bytes are more than {MAX_PROMPT_BYTES}", field=name, limit=MAX_PROMPT_BYTES
-        )
-
-
-def _check_name(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise InvalidRequestError("must be text that is not empty", field=name)
-    if len(check_utf8(name, value)) > MAX_NAME_BYTES:
-        raise InvalidRequestError(
-            f"is longer than {MAX_NAME_BYTES} bytes", field=name, limit=MAX_NAME_BYTES
         )
 
 
@@ -399,7 +362,8 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 def _check_event(event: Event) -> None:
     if event.index < 0 or event.offset < 0:
         raise ValueError("negative index or offset")
-    if not all(type(i) is int and i >= 0 for i in (*event.token_ids, *event.text_ends)):
+    numbers = (*event.token_ids, *event.text_ends, *event.token_texts)
+    if not all(type(i) is int and i >= 0 for i in (*numbers, *(event.prompt_token_ids or ()))):
         raise ValueError("token ids and text ends must be whole numbers")
     ends = (0, *event.text_ends, len(event.text))
     if any(a > b for a, b in pairwise(ends)):
@@ -410,14 +374,14 @@ def _check_event(event: Event) -> None:
         raise ValueError("logprobs are of every token of an event, or of none")
 
 
-def _decode_prompt(wire: Mapping[str, Any]) -> Prompt:
-    if ("p" in wire) == ("m" in wire):
-        raise LookupError("a job has either p or m")
-    if "m" in wire:
-        return ChatPrompt(tuple(ChatMessage(role, content) for role, content in pairs(wire["m"])))
-    if isinstance(wire["p"], str):
-        return TextPrompt(wire["p"])
-    return TokenPrompt(tuple(typed(wire, "p", list)))
+def _decode_task(wire: Mapping[str, Any]) -> Task:
+    name = typed(wire, "k", str, Task.GENERATE.value)
+    try:
+        return Task(name)
+    except ValueError:
+        raise InvalidRequestError(
+            f"{name[:32]!r} is not a task that this version knows", field="task"
+        ) from None
 
 
 def _encode_logprob(entry: TokenLogprob) -> list[Any]:
@@ -432,6 +396,13 @@ def _decode_prompt_logprobs(wire: Any) -> tuple[TokenLogprob | None, ...] | None
     if wire is None:
         return None
     return tuple(None if entry is None else _decode_logprob(entry) for entry in wire)
+
+
+def _decode_token_texts(wire: Any) -> dict[int, bytes]:
+    texts = dict(pairs(wire))
+    if not all(isinstance(text, bytes) for text in texts.values()):
+        raise TypeError("the text of a token must be bytes")
+    return texts
 
 
 def _decode_logprob(wire: Any) -> TokenLogprob:

@@ -179,7 +179,10 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A job as the server knows it; times are the server's, in ms since 1970."""
+    """A job as the server knows it; times are the server's, in ms since 1970.
+
+    `note` is what the producer wrote down for itself when it submitted the job.
+    """
 
     job_id: str
     state: JobState
@@ -194,6 +197,7 @@ class JobStatus:
     created_ms: int
     deadline_ms: int | None
     finished_ms: int | None
+    note: bytes | None = None
 
     #: The hash fields that a status is read from.
     FIELDS: ClassVar = (
@@ -209,13 +213,15 @@ class JobStatus:
         "created",
         "deadline",
         "finished",
+        "note",
     )
 
     @classmethod
     def from_values(cls, job_id: str, values: Sequence[bytes | None]) -> JobStatus:
         """Build from the values of `FIELDS`."""
+        *values, note = values
         texts = ("" if value is None else value.decode() for value in values)
-        known = dict(zip(cls.FIELDS, texts, strict=True))
+        known = dict(zip(cls.FIELDS, texts, strict=False))
         return cls(
             job_id=job_id,
             state=JobState(known["state"]),
@@ -230,6 +236,7 @@ class JobStatus:
             created_ms=int(known["created"]),
             deadline_ms=int(known["deadline"]) or None,
             finished_ms=int(known["finished"]) if known["finished"] else None,
+            note=note,
         )
 
 
@@ -246,6 +253,32 @@ class Load:
     delayed: int = 0
     prompt_tokens: int = 0
     budget_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLength:
+    """How long a queue is, its partitions together.
+
+    `limit` is how many jobs may wait (queued or delayed) before a submission is refused, and
+    `finished_total` counts the jobs that ever ended: two looks at it give a rate.
+    """
+
+    queued: int
+    running: int
+    delayed: int
+    finished_total: int
+    limit: int
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that count against the limit."""
+        return self.queued + self.delayed
+
+    def joined(self, other: QueueLength) -> QueueLength:
+        """Return what this and another partition hold together."""
+        return QueueLength(
+            *(getattr(self, name) + getattr(other, name) for name in QueueLength.__slots__)
+        )
 
 
 class DeadLetterKind(StrEnum):

@@ -31,11 +31,12 @@ from inferq.protocol.replies import (
     Load,
     PublishItem,
     PublishReply,
+    QueueLength,
     QueueOverview,
     Registered,
     Swept,
 )
-from inferq.protocol.wire import text, unpack
+from inferq.protocol.wire import number, text, unpack
 
 #: The cost of a job without a budget; a claim counts no job as larger than the model's context.
 UNBOUNDED_COST: Final = 2**31 - 1
@@ -43,6 +44,8 @@ UNBOUNDED_COST: Final = 2**31 - 1
 MAX_WAIT_MS: Final = 2**40
 #: Longest idempotency key, in bytes.
 MAX_KEY_BYTES: Final = 256
+#: Longest note of a producer, in bytes.
+MAX_NOTE_BYTES: Final = 4096
 #: Longest retention, in ms: ten years.
 MAX_RETENTION_MS: Final = 10 * 365 * 86_400_000
 #: Longest heartbeat that is read, in bytes.
@@ -110,6 +113,7 @@ class QueueScripts:
         delay_ms: int = 0,
         idempotency_key: str | None = None,
         digest: str | None = None,
+        note: bytes | None = None,
     ) -> Enqueued:
         """Submit a job, once however often it is called.
 
@@ -121,7 +125,7 @@ class QueueScripts:
         return await self.enqueue_payload(
             job.id,
             job.encode(),
-            digest=digest or content_digest(job.prompt, job.params, job.model, job.metadata),
+            digest=digest or _digest(job),
             lane=lane,
             prompt_tokens=prompt_tokens,
             budget=budget,
@@ -130,6 +134,7 @@ class QueueScripts:
             deadline_ms=deadline_ms,
             delay_ms=delay_ms,
             idempotency_key=idempotency_key,
+            note=note,
         )
 
     async def enqueue_payload(
@@ -146,6 +151,7 @@ class QueueScripts:
         deadline_ms: int | None = None,
         delay_ms: int = 0,
         idempotency_key: str | None = None,
+        note: bytes | None = None,
     ) -> Enqueued:
         """Do what `enqueue` does for a job that is encoded already."""
         self._check_partition(job_id)
@@ -158,6 +164,7 @@ class QueueScripts:
             _check_size("idempotency_key", len(idempotency_key.encode()), MAX_KEY_BYTES)
             if not idempotency_key:
                 raise InvalidRequestError("is empty", field="idempotency_key", limit=1)
+        _check_size("note", len(note or b""), MAX_NOTE_BYTES)
         key = idempotency_key or ""
         status, detail = await self._call(
             "enqueue",
@@ -173,6 +180,7 @@ class QueueScripts:
             queue_limit,
             retention_ms,
             key,
+            note or b"",
             keys=(self.keys.idem(key),) if key else (),
         )
         match status:
@@ -315,6 +323,19 @@ class QueueScripts:
         values = await self._read(self._redis.hmget(self.keys.load, names))
         return Load(**{name: int(value or 0) for name, value in zip(names, values, strict=True)})
 
+    async def length(self, *, limit: int) -> QueueLength:
+        """Return how long the queue is; `limit` is what submissions go by."""
+        names = ("queued", "running", "delayed", "ended")
+        values = await self._read(self._redis.hmget(self.keys.load, names))
+        queued, running, delayed, ended = map(number, values)
+        return QueueLength(queued, running, delayed, finished_total=ended, limit=limit)
+
+    async def forget(self, job_id: str) -> None:
+        """Let go of the record and the events of a job that has ended, before their time."""
+        self._check_partition(job_id)
+        for key in (self.keys.out(job_id), self.keys.job(job_id)):
+            await self._read(self._redis.pexpire(key, 1))
+
     async def overview(self) -> QueueOverview:
         """Return what the queue holds, all of one moment."""
         return QueueOverview.from_row(await self._call("overview"))
@@ -384,7 +405,7 @@ class QueueScripts:
         if not letter.can_be_redriven:
             raise InvalidRequestError("an undecodable job cannot be redriven", field="entry_id")
         job = replace(Job.decode(letter.payload), id=new_id)
-        digest = content_digest(job.prompt, job.params, job.model, job.metadata)
+        digest = _digest(job)
         cost = _cost(letter.prompt_tokens, letter.budget)
         status = await self._call("redrive", entry_id, job.id, job.encode(), digest, cost)
         if status == b"unknown":
@@ -403,6 +424,17 @@ def _report(info: bytes) -> dict[str, Any]:
         return unpack(info, MAX_REPORT_BYTES)
     except DecodeError:
         return {}
+
+
+def _digest(job: Job) -> str:
+    return content_digest(
+        job.prompt,
+        job.params,
+        job.model,
+        job.metadata,
+        task=job.task,
+        return_prompt_token_ids=job.return_prompt_token_ids,
+    )
 
 
 def _cost(prompt_tokens: int, budget: int | None) -> int:

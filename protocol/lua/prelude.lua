@@ -134,6 +134,7 @@ local function settle(job, reason, retention_ms, owner)
   add('prompt_tokens', -job.prompt)
   add('budget_tokens', -math.max(job.budget, 0))
   move(job, 'done')
+  add('ended', 1)
   redis.call('HSET', key, 'finish', reason, 'finished', NOW, 'owner', owner or '')
   redis.call('HDEL', key, 'payload')
   local keep = math.max(retention_ms, job.retention)
@@ -164,10 +165,11 @@ end
 -- Keep what could not be served. kind: `crashed` (may be redriven) or `undecodable`.
 local function bury(kind, lane, entry, id, reason, payload, job)
   if kind == 'undecodable' then payload = string.sub(payload, 1, MAX_DEAD_PAYLOAD) end
+  local note = job and redis.call('HGET', job_key(job.id), 'note') or ''
   redis.call('XADD', DEAD, 'MAXLEN', '~', MAX_DEAD_LETTERS, '*', 'kind', kind, 'lane', lane,
     'entry', entry, 'id', id, 'reason', reason, 'payload', payload, 'time', NOW,
     'prompt', job and job.prompt or 0, 'budget', job and job.budget or 0,
-    'crashes', job and job.crashes or 0, 'retention', job and job.retention or 0)
+    'crashes', job and job.crashes or 0, 'retention', job and job.retention or 0, 'note', note)
 end
 
 -- The payload of a lane entry; nil when it is gone.
@@ -178,7 +180,7 @@ end
 
 -- Record a new job and put it in its lane, or aside until `delay_ms` have passed.
 local function admit(id, payload, lane, prompt, budget, cost, deadline_ms, delay_ms, retention_ms,
-                     digest, idem)
+                     digest, idem, note)
   local delayed = delay_ms > 0
   local key = job_key(id)
   redis.call('HSET', key, 'state', delayed and 'delayed' or 'queued', 'lane', lane, 'entry', '',
@@ -187,6 +189,7 @@ local function admit(id, payload, lane, prompt, budget, cost, deadline_ms, delay
     'crashes', 0, 'handoffs', 0, 'created', NOW, 'ready', NOW + delay_ms,
     'retention', retention_ms, 'digest', digest)
   if idem ~= '' then redis.call('HSET', key, 'idem', idem) end
+  if note ~= '' then redis.call('HSET', key, 'note', note) end
   if delayed then
     redis.call('HSET', key, 'payload', payload)
     redis.call('ZADD', DELAYED, NOW + delay_ms, id)

@@ -12,6 +12,7 @@ if not letter or field(letter[2], 'kind') ~= 'crashed' then return 'unknown' end
 local function number(name) return tonumber(field(letter[2], name)) end
 
 admit(ARGV[2], ARGV[3], field(letter[2], 'lane'), number('prompt'), number('budget'),
-  tonumber(ARGV[5]), 0, 0, number('retention'), ARGV[4], '')
+  tonumber(ARGV[5]), 0, 0, number('retention'), ARGV[4], '',
+  field(letter[2], 'note') or '')
 redis.call('XDEL', DEAD, ARGV[1])
 return 'created'
