@@ -153,7 +153,7 @@ async def test_the_queue_limit_comes_from_the_environment(
         ({"prompt": [True]}, "prompt_token_ids"),
         ({"prompt": ["text"]}, "prompt_token_ids"),
         ({"prompt": [{"role": "user"}]}, "messages.content"),
-        ({"prompt": [{"role": "user", "content": "x", "name": "y"}]}, "messages.sender"),
+        ({"prompt": [{"role": "user", "content": "x", "sender": "y"}]}, "messages.sender"),
         ({"prompt": [{"role": "user", "content": "x"}, 1]}, "messages"),
         ({"prompt": [{"role": "user", "content": b"x"}]}, "messages.content"),
         ({"prompt": [{"role": "\ud800", "content": "x"}]}, "messages.role"),
