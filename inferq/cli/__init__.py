@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from inferq.cli import exit_codes
 from inferq.cli.extras import load_extra
@@ -13,6 +14,13 @@ from inferq.cli.parser import build_parser
 from inferq.protocol.errors import InferqError
 
 __all__ = ["main"]
+
+#: Commands whose flags come from their settings: the module to run, and the extra that it needs.
+_WITH_OWN_FLAGS: Final = {
+    "gateway": ("inferq.producer.gateway.command", "gateway"),
+    "serve": ("inferq.cli.serve", "worker,gateway,gguf,embedded"),
+    "worker": ("inferq.worker.command", "worker"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if arguments[:1] == ["worker"]:
-        # its flags come from its settings, which need the extra
-        return int(load_extra("inferq.worker.command", extra="worker").main(arguments[1:]))
+    if arguments and arguments[0] in _WITH_OWN_FLAGS:
+        module, extra = _WITH_OWN_FLAGS[arguments[0]]
+        return int(load_extra(module, extra=extra).main(arguments[1:]))
     chosen = build_parser().parse_args(arguments)
     code: int = chosen.run(chosen)
     return code

