@@ -42,8 +42,8 @@ from inferq.producer.async_client import AsyncClient
 from inferq.protocol.keys import QueueKeys
 from inferq.protocol.messages import Event, FinishReason, Terminal
 from inferq.protocol.replies import PublishItem
+from inferq.runtime.logs import configure_logging
 from inferq.worker.engine.tokenizer import Tokenizer
-from inferq.worker.logs import configure_logging
 
 #: A core that is busy for this share of the time is saturated.
 SATURATED = 0.9

@@ -143,9 +143,9 @@ def run_engine(step_ms: str, trace: str, descriptor: str) -> int:
 
 def run_worker(step_ms: str, trace: str, flags: Sequence[str]) -> int:
     """Run a worker with that engine; return its exit status."""
+    from inferq.runtime.logs import configure_logging
     from inferq.worker.command import build_parser
     from inferq.worker.engine_client import EngineClient
-    from inferq.worker.logs import configure_logging
     from inferq.worker.service import WorkerService
     from inferq.worker.settings import load_settings
 

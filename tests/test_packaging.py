@@ -16,7 +16,12 @@ import inferq
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGE_DIRS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
-HEAVY = ("torch", "transformers", "numpy", "tokenizers", "safetensors", "pydantic", "structlog")
+HEAVY = (
+    *("torch", "transformers", "numpy", "tokenizers", "safetensors"),
+    *("pydantic", "structlog", "fastapi", "starlette", "uvicorn", "orjson"),
+)
+#: Modules, and the data beside them.
+SHIPPED = {".py", ".lua", ".cpp", ".h", ".html", ".css", ".js", ".svg"}
 
 
 def source_folders() -> dict[str, Path]:
@@ -60,7 +65,7 @@ def test_the_wheel_built_from_the_sdist_holds_every_module_and_script(tmp_path: 
         f"{package.replace('.', '/')}/{path.name}"
         for package, folder in source_folders().items()
         for path in folder.iterdir()
-        if path.suffix in {".py", ".lua", ".cpp", ".h"} or path.name == "py.typed"
+        if path.suffix in SHIPPED or path.name == "py.typed"
     }
     assert held == wanted
 

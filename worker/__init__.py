@@ -1,1 +1,14 @@
-"""Placeholder."""
+"""The worker: pulls jobs whose KV pages fit, runs them in one engine, publishes their tokens.
+
+`command` starts a `service`, which alone knows both sides: `queue` (claim, publish, leases; no
+torch) and the engine behind `engine_client`, in a process of its own (`engine_process`). `llm` is
+the engine without a queue. Imported by the command line and, for `LLM`, by the top package.
+
+- `settings`        every setting of a worker
+- `dispatch`        jobs to engine requests, and what comes back to events
+- `generation`, `outputs`, `engine_output`  the text of one job as it grows
+- `frames`, `frame_pipe`  what passes between the two processes
+- `factory`         loads a model and builds the engine around it
+- `engine`          scheduler, blocks, sampler: knows nothing of Redis
+- `model`           models, loader, runner: imports no settings
+"""

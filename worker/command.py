@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import typing
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from pydantic import SecretStr
-from pydantic_core import PydanticUndefined
-
-from inferq.worker.logs import configure_logging
+from inferq.runtime.flags import settings_parser
+from inferq.runtime.logs import configure_logging
 from inferq.worker.service import WorkerService
-from inferq.worker.settings import ENV_PREFIX, WorkerSettings, load_settings
+from inferq.worker.settings import WorkerSettings, load_settings
 
-#: Flags with a second name, and those that may be given several times.
-_OTHER_FLAGS: Final = {"lora_adapters": ("--lora",)}
-_REPEATED: Final = ("lora_adapters",)
-
-EPILOG = """\
+EPILOG: Final = """\
 Every flag can be given as an environment variable too: --max-model-len is INFERQ_MAX_MODEL_LEN.
 
 Examples:
@@ -38,37 +31,12 @@ settings or model; 3 Redis cannot be reached.
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `inferq worker`."""
-    parser = argparse.ArgumentParser(
-        prog="inferq worker",
+    return settings_parser(
+        "inferq worker",
+        WorkerSettings,
         description="Serve a model: pull jobs from the queue and stream their tokens back.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
     )
-    for name, field in WorkerSettings.model_fields.items():
-        flags = ["--" + name.replace("_", "-"), *_OTHER_FLAGS.get(name, ())]
-        text = f"{field.description}{_shown_default(field.default)} [{ENV_PREFIX}{name.upper()}]"
-        options: dict[str, Any] = {"dest": name, "help": text.replace("%", "%%")}
-        if field.annotation in (bool, bool | None):
-            parser.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
-            continue
-        if typing.get_origin(field.annotation) is typing.Literal:
-            options["choices"] = typing.get_args(field.annotation)
-        else:
-            options["metavar"] = "VALUE"
-        if name in _REPEATED:
-            options["action"] = "append"
-        parser.add_argument(*flags, **options)
-    return parser
-
-
-def _shown_default(default: Any) -> str:
-    if default is PydanticUndefined or default is None:
-        return ""
-    # A default is no secret.
-    plain = default.get_secret_value() if isinstance(default, SecretStr) else default
-    return f" (default: {plain})"
 
 
 def main(argv: Sequence[str]) -> int:

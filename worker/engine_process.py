@@ -18,12 +18,12 @@ from typing import Any, Final
 from inferq.protocol.errors import InferqError, InvalidRequestError
 from inferq.protocol.messages import FinishReason
 from inferq.protocol.params import SamplingParams
+from inferq.runtime.logs import configure_logging
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine, TokenOutput
 from inferq.worker.engine.sequence import EngineRequest, ResumedOutput
 from inferq.worker.engine_output import EngineOutput
 from inferq.worker.frames import encode_output, pack, unpack
-from inferq.worker.logs import configure_logging
 from inferq.worker.model.host_threads import share_cores
 
 #: Exit status when the parent went away, when the model could not be loaded, and when another rank

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import NoDecode
 
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.scripts import MAX_RETENTION_MS, STARVE_MS
-from inferq.protocol.servers import ServerUrl
+from inferq.runtime import settings
 from inferq.worker.engine.config import check_adapters
 
-ENV_PREFIX: Final = "INFERQ_"
+ENV_PREFIX: Final = settings.ENV_PREFIX
 #: Variables with our prefix that other parts of inferq read.
-_OTHER_VARIABLES: Final = frozenset({"INFERQ_CACHE", "INFERQ_NATIVE_KERNELS", "INFERQ_QUEUE_LIMIT"})
+_OTHER_VARIABLES: Final = frozenset(
+    {
+        "INFERQ_API_KEY",
+        "INFERQ_CACHE",
+        "INFERQ_NATIVE_KERNELS",
+        "INFERQ_PARTITIONS",
+        "INFERQ_QUEUE_LIMIT",
+    }
+)
 
 _MAX_COUNT: Final = 2**31 - 1
 _DAY_S: Final = 86_400
@@ -31,12 +38,11 @@ def _default_worker_name() -> str:
     return f"{socket.gethostname()[:180]}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-class EngineSettings(BaseSettings):
+class EngineSettings(settings.ProcessSettings):
     """What shapes the engine; the same names as the arguments of `LLM`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", allow_inf_nan=False
-    )
+    other_flags: ClassVar[Mapping[str, tuple[str, ...]]] = {"lora_adapters": ("--lora",)}
+    repeated: ClassVar[frozenset[str]] = frozenset({"lora_adapters"})
 
     model: str = Field(
         description="Model to serve: a folder in Hugging Face form, or a hub id.", min_length=1
@@ -141,9 +147,7 @@ class EngineSettings(BaseSettings):
     @field_validator("lora_adapters", mode="before")
     @classmethod
     def _read_adapters(cls, given: Any) -> Any:
-        if isinstance(given, str):
-            given = [given]
-        adapters = _adapter_map(given) if isinstance(given, list) else given
+        adapters: Any = settings.read_pairs(given, "NAME=FOLDER")
         if adapters is not None:
             try:
                 check_adapters(adapters)
@@ -210,6 +214,17 @@ class WorkerSettings(EngineSettings):
     report_interval_s: float = Field(
         5.0, ge=0.05, le=60, description="Seconds between two reports of the worker's state."
     )
+    health_port: int = Field(
+        0,
+        ge=0,
+        le=65_535,
+        description="Port that answers /livez, /readyz and /startupz; 0: none.",
+    )
+    health_host: str | None = Field(
+        None,
+        min_length=1,
+        description="Address on which the health port listens; default: every one.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log lines to write."
     )
@@ -220,7 +235,7 @@ class WorkerSettings(EngineSettings):
     @field_validator("redis_url")
     @classmethod
     def _check_redis_url(cls, url: SecretStr) -> SecretStr:
-        _check_url(url.get_secret_value())
+        settings.check_redis_url(url.get_secret_value())
         return url
 
     @model_validator(mode="after")
@@ -252,52 +267,9 @@ def load_settings(given: Mapping[str, Any]) -> WorkerSettings:
 
     Raises `InvalidRequestError` that names the setting, also for a misspelt variable.
     """
-    check_variable_names(os.environ)
-    try:
-        return WorkerSettings(**given)
-    except ValidationError as error:
-        raise InvalidRequestError(_describe(error), field="settings") from None
+    return settings.load_settings(WorkerSettings, given, _OTHER_VARIABLES)
 
 
 def check_variable_names(environment: Mapping[str, str]) -> None:
     """Refuse variables with our prefix that no part of inferq reads."""
-    known = {ENV_PREFIX + name.upper() for name in WorkerSettings.model_fields} | _OTHER_VARIABLES
-    for name in sorted(environment):
-        if name.startswith(ENV_PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise InvalidRequestError(f"no such setting{hint}", field=name)
-
-
-def _check_url(url: str) -> None:
-    """Raise `ValueError` unless a Redis client can be made from `url`; never shows any of it."""
-    try:
-        ServerUrl.parse(url)
-    except InvalidRequestError as error:
-        raise ValueError(str(error).removeprefix("url: ")) from None
-
-
-def _adapter_map(given: Iterable[object]) -> dict[str, str]:
-    """Return the folders by name of `NAME=FOLDER` texts, each of which may hold several."""
-    adapters: dict[str, str] = {}
-    for text in ",".join(map(str, given)).split(","):
-        name, sign, folder = text.strip().partition("=")
-        if not sign:
-            raise ValueError(f"{text.strip()!r} is not NAME=FOLDER")
-        if name in adapters:
-            raise ValueError(f"{name!r} is there twice")
-        adapters[name] = folder
-    return adapters
-
-
-def _describe(error: ValidationError) -> str:
-    lines = []
-    for problem in error.errors(include_url=False, include_input=False):
-        message = problem["msg"].removeprefix("Value error, ")
-        if not problem["loc"]:  # of several settings, which the message names
-            lines.append(message)
-            continue
-        name = str(problem["loc"][0])
-        flag = name.replace("_", "-")
-        lines.append(f"--{flag} ({ENV_PREFIX}{name.upper()}): {message}")
-    return "; ".join(lines)
+    settings.check_variable_names(WorkerSettings, environment, _OTHER_VARIABLES)

@@ -1,4 +1,4 @@
-"""Logging of a worker: structlog over the standard library, so that all lines have one form."""
+"""Logging of a process: structlog over the standard library, so that all lines have one form."""
 
 from __future__ import annotations
 

@@ -1,0 +1,10 @@
+"""What every long-running process shares: its settings and its log lines.
+
+May be imported by the worker (not by its engine and model), the gateway, the tasks and the command
+line; imports the standard library, pydantic, structlog, and of `inferq.protocol` the errors and the
+forms of server URLs only.
+
+- `settings`  a settings model, read from flags and environment with errors that name both
+- `flags`     a parser's flags, made of such a model
+- `logs`      structlog over the standard library
+"""

@@ -1,0 +1,76 @@
+"""The command line of a gateway: one flag per setting, made from the settings model itself."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+
+from inferq.producer.gateway.server import GatewayServer
+from inferq.producer.gateway.settings import GatewaySettings
+from inferq.runtime.flags import settings_parser
+from inferq.runtime.logs import configure_logging
+from inferq.runtime.settings import load_settings
+
+logger = structlog.get_logger("inferq.gateway")
+
+EPILOG: Final = """\
+Every flag can be given as an environment variable too: its name stands in brackets.
+
+Examples:
+  inferq gateway
+  inferq gateway --redis-url redis://queue:6379/0 --queues chat,code --host 0.0.0.0
+  inferq gateway --api-keys-file keys.json    # `inferq gateway-key NAME` makes a key
+
+SIGTERM (or Ctrl-C): /readyz fails; after --shutdown-delay-s streams are closed, for their clients
+to resume at another gateway, and requests in flight get --shutdown-timeout-s. A second signal ends
+at once. Jobs go on in any case.
+
+Exit codes: 0 ended in order; 2 bad settings, keys or address.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of `inferq gateway`."""
+    return settings_parser(
+        "inferq gateway",
+        GatewaySettings,
+        description="Serve OpenAI's API over HTTP: put requests into queues, stream their tokens.",
+        epilog=EPILOG,
+    )
+
+
+def read_settings(given: Mapping[str, Any]) -> GatewaySettings:
+    """Read the settings; raise `InvalidRequestError` that names the one that is wrong."""
+    return load_settings(GatewaySettings, given)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a gateway until it is told to stop; return the exit code.
+
+    Raises `InvalidRequestError` for a setting, which the command line gives its message and code.
+    """
+    settings = read_settings(vars(build_parser().parse_args(argv)))
+    configure_logging(settings.log_level, settings.log_format)
+    asyncio.run(_serve(settings))
+    return os.EX_OK
+
+
+async def _serve(settings: GatewaySettings) -> None:
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal(name: str) -> None:
+        if stop.is_set():
+            hurry.set()
+        logger.info("signal received", signal=name, at_once=hurry.is_set())
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, on_signal, signum.name)
+    await GatewayServer(settings).run(stop, hurry)

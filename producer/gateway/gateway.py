@@ -1,0 +1,103 @@
+"""What every route uses: one object for the life of the process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from inferq.producer.async_client import AsyncClient
+from inferq.producer.gateway.body import BodyMemory
+from inferq.producer.gateway.directory import Directory
+from inferq.producer.gateway.errors import HttpError, to_http_error
+from inferq.producer.gateway.in_flight import InFlight
+from inferq.producer.gateway.keys import KeyRing
+from inferq.producer.gateway.limits import Limiter
+from inferq.producer.gateway.settings import GatewaySettings
+from inferq.producer.server import end_tasks
+from inferq.protocol.errors import QueueFull
+
+logger = structlog.get_logger("inferq.gateway")
+
+#: Seconds until a part that failed is run again.
+RESTART_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """Everything that routes share, as `request.app.state.gateway`; frozen, its parts are not."""
+
+    settings: GatewaySettings
+    #: By queue, in the order of the settings.
+    clients: Mapping[str, AsyncClient]
+    directory: Directory
+    keys: KeyRing
+    limiter: Limiter
+    in_flight: InFlight
+    bodies: BodyMemory
+
+    @classmethod
+    def build(cls, settings: GatewaySettings) -> Gateway:
+        """Make all parts; connects to nothing yet. Raises `InvalidRequestError`."""
+        clients = {
+            queue: AsyncClient(
+                settings.redis_url.get_secret_value(),
+                queue,
+                partitions=settings.partitions,
+                queue_limit=settings.queue_limit,
+                retention_s=settings.retention_s,
+            )
+            for queue in settings.queues
+        }
+        return cls(
+            settings=settings,
+            clients=clients,
+            directory=Directory(settings, clients),
+            keys=KeyRing(settings.api_keys_file),
+            limiter=Limiter(clients[settings.queues[0]]),
+            in_flight=InFlight(settings.max_concurrent_requests),
+            bodies=BodyMemory(settings.max_bodies_bytes),
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep the parts up to date that follow something; close the clients at the end."""
+        await self.directory.look()
+        tasks = [
+            asyncio.create_task(part.run()) for part in (self.directory, self.keys, self.limiter)
+        ]
+        try:
+            yield
+        finally:
+            await end_tasks(tasks)
+            for client in self.clients.values():
+                await client.aclose()
+
+    def to_http_error(self, error: Exception, queue: str | None = None) -> HttpError:
+        """Return any error as an answer; a full `queue` says when it will have room."""
+        if not isinstance(error, QueueFull):
+            return to_http_error(error)
+        excess = 1
+        if error.depth is not None and error.limit is not None:
+            excess += error.depth - error.limit
+        return to_http_error(error, retry_after_s=self.directory.retry_after(queue, excess))
+
+
+class _Part(Protocol):
+    async def run(self) -> None:
+        """Work until cancelled."""
+
+
+async def _kept_running(part: _Part) -> None:
+    """Run a part, again if a fault of ours ends it."""
+    while True:
+        try:
+            await part.run()
+            return
+        except Exception:
+            logger.exception("part failed", part=type(part).__name__)
+        await asyncio.sleep(RESTART_S)

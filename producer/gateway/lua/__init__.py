@@ -1,0 +1,1 @@
+"""The gateway's atomic operations, one `.lua` file each; `limits` loads them."""
