@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Final
 
 import structlog
@@ -20,12 +20,14 @@ from inferq.protocol.keys import QueueKeys
 from inferq.protocol.replies import ClaimedJob
 from inferq.protocol.scripts import QueueScripts
 from inferq.protocol.servers import ServerUrl
+from inferq.runtime.health import HealthServer
 from inferq.version import __version__
 from inferq.worker.dispatch import Dispatcher
 from inferq.worker.engine.tokenizer import Tokenizer
 from inferq.worker.engine_client import EngineClient, EngineInfo
 from inferq.worker.model.hub import find_model_folder
 from inferq.worker.model.model_store import resolve_model
+from inferq.worker.probes import WorkerProbes
 from inferq.worker.queue.claimer import Claimer, ClaimLimits
 from inferq.worker.queue.lease import LeaseKeeper
 from inferq.worker.queue.publisher import Publisher
@@ -54,6 +56,9 @@ class WorkerService:
         self._keys = QueueKeys(settings.queue, settings.partition)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._probes = WorkerProbes(
+            self._engine, self._stop, step_timeout_s=settings.step_timeout_s
+        )
 
     async def run(self) -> int:
         """Serve until stopped.
@@ -65,25 +70,42 @@ class WorkerService:
         client = connect(self._settings.redis_url.get_secret_value(), self._keys)
         calls = ScriptConnection(client)
         scripts = QueueScripts(calls, self._keys)
-        engine = self._engine
         try:
             await scripts.load()  # says now whether Redis is there and lets us in
-            with self._signals():
-                starting = asyncio.create_task(self._start_engine(engine))
-                stopping = asyncio.create_task(self._stop.wait())
-                await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if not starting.done():
-                    starting.cancel()
-                    return 0
-                stopping.cancel()
-                info, tokenizer = starting.result()
-                return await WorkerSession(
-                    self._settings, self._keys, client, scripts, engine, info, tokenizer
-                ).serve(self._stop, self._hurry)
+            async with self._health():
+                return await self._serve(client, scripts)
         finally:
-            await engine.stop()
+            await self._engine.stop()
             await calls.disconnect()
             await client.aclose()
+
+    async def _serve(self, client: Redis, scripts: QueueScripts) -> int:
+        with self._signals():
+            starting = asyncio.create_task(self._start_engine(self._engine))
+            stopping = asyncio.create_task(self._stop.wait())
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                starting.cancel()
+                return 0
+            stopping.cancel()
+            info, tokenizer = starting.result()
+            session = WorkerSession(
+                self._settings, self._keys, client, scripts, self._engine, info, tokenizer
+            )
+            self._probes.loaded(lambda: session.is_connected)
+            return await session.serve(self._stop, self._hurry)
+
+    @contextlib.asynccontextmanager
+    async def _health(self) -> AsyncIterator[None]:
+        """Answer probes while this is entered, if the settings say so."""
+        settings = self._settings
+        if not settings.health_port:
+            yield
+            return
+        async with HealthServer(
+            self._probes.checks, port=settings.health_port, host=settings.health_host
+        ):
+            yield
 
     async def _start_engine(self, engine: EngineClient) -> tuple[EngineInfo, Tokenizer]:
         settings = self._settings
@@ -146,6 +168,7 @@ class WorkerSession:
         self._engine = engine
         self._info = info
         self._room = asyncio.Event()
+        self._is_reporting = True
         worker = settings.worker_name
         self._jobs = jobs = RunningJobs(info.pool_tokens, info.block_size, settings.max_jobs)
         self._dispatcher = dispatcher = Dispatcher(
@@ -202,6 +225,11 @@ class WorkerSession:
             on_deadline=dispatcher.expire,
         )
         engine.on_outputs = dispatcher.receive
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the last claim and the last report succeeded."""
+        return self._claimer.is_connected and self._is_reporting
 
     async def serve(self, stop: asyncio.Event, hurry: asyncio.Event) -> int:
         """Work until `stop`, the engine's end, or a fault of our own; then drain."""
@@ -307,6 +335,7 @@ class WorkerSession:
         while True:
             try:
                 reply = await self._scripts.register(settings.worker_name, self._state())
+                self._is_reporting = True
                 if reply.drain and not stop.is_set():
                     logger.info("asked to drain")
                     stop.set()
@@ -315,6 +344,7 @@ class WorkerSession:
                     swept = await self._scripts.sweep(gone_ms=GONE_AFTER_MS)
                     logger.debug("swept", **dataclasses.asdict(swept))
             except (ServerLost, QueueFull) as error:
+                self._is_reporting = False
                 logger.warning("report failed", error=str(error))
             await asyncio.sleep(settings.report_interval_s)
 

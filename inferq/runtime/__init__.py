@@ -6,5 +6,6 @@ forms of server URLs only.
 
 - `settings`  a settings model, read from flags and environment with errors that name both
 - `flags`     a parser's flags, made of such a model
+- `health`    the port that answers probes
 - `logs`      structlog over the standard library
 """
