@@ -114,6 +114,8 @@ def _structured_outputs(value: Any) -> Form | None:
 
 def _checked(field: str, kinds: Mapping[str, Any]) -> Form:
     """Return the form; errors name `field`, the body's, in place of the protocol's own."""
+    if isinstance(kinds.get("choice"), str):
+        raise InvalidRequestError("must be a list", field=_body_field(field, f"{field}.choice"))
     try:
         return Form(StructuredOutputs(**kinds), field)
     except InvalidRequestError as error:
