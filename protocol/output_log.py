@@ -7,7 +7,7 @@ last token, or with the job's end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
@@ -16,9 +16,15 @@ from inferq.protocol.messages import Event, FinishReason, Terminal, TokenLogprob
 
 #: Most tokens of one event.
 MAX_EVENT_TOKENS: Final = 2048
-#: Most log-probabilities of one event's tokens (of 14 bytes each), and of a prompt's: together with
-#: the text they stay below the protocol's limit. A single token may have more.
-MAX_EVENT_LOGPROBS: Final = 2**18
+#: Most log-probabilities of one event's tokens, of `LOGPROB_BYTES` each: with the bytes of a whole
+#: vocabulary they stay below the protocol's limit. A single token may have more.
+MAX_EVENT_LOGPROBS: Final = 2**17
+#: Bytes of a log-probability in an event, of a token's text besides the text, of a token id.
+LOGPROB_BYTES: Final = 15
+TOKEN_TEXT_BYTES: Final = 9
+TOKEN_ID_BYTES: Final = 5
+#: Bytes of an event that its other parts may take.
+EVENT_MARGIN: Final = 2**19
 
 
 @dataclass(slots=True)
@@ -67,6 +73,18 @@ class OutputLog:
         )
 
 
+def _named_tokens(event: Event) -> set[int]:
+    """Return the ids of the event's tokens, and of all that its log-probabilities speak of."""
+    named = set(event.token_ids)
+    for entry in event.logprobs or ():
+        named.update(token_id for token_id, _ in entry.top)
+    if event.prompt_logprobs is not None:
+        named.update(event.prompt_token_ids or ())
+        for known in event.prompt_logprobs:
+            named.update(token_id for token_id, _ in (known.top if known else ()))
+    return named
+
+
 class JobLog:
     """The outputs of one job, and in which order their tokens are published.
 
@@ -77,12 +95,25 @@ class JobLog:
     reason.
     """
 
-    __slots__ = ("_is_closed", "_order", "_published", "closing", "outputs", "prompt_logprobs")
+    __slots__ = (
+        "_is_closed",
+        "_order",
+        "_published",
+        "closing",
+        "outputs",
+        "prompt_logprobs",
+        "prompt_token_ids",
+        "token_bytes",
+    )
 
     def __init__(self, num_outputs: int = 1) -> None:
         self.outputs = [OutputLog() for _ in range(num_outputs)]
         #: One entry for each prompt token, the first None; if asked for.
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        #: The prompt's token ids, if they go with the first event.
+        self.prompt_token_ids: tuple[int, ...] | None = None
+        #: Tells the bytes of a token, if the events have those of the tokens that they name.
+        self.token_bytes: Callable[[int], bytes] | None = None
         #: The output whose end is the job's: it has the terminal event if no tokens are left.
         self.closing = 0
         #: The output that each token belongs to whose turn has come.
@@ -139,6 +170,8 @@ class JobLog:
         output.cumulative_logprob = event.cumulative_logprob
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
+        if event.prompt_token_ids is not None:
+            self.prompt_token_ids = event.prompt_token_ids
         # Whoever published it, in whatever order: what is published is.
         self._order.extend([event.index] * len(event.token_ids))
         self._published[event.index] += len(event.token_ids)
@@ -148,6 +181,8 @@ class JobLog:
         chosen = JobLog(len(indexes))
         chosen.outputs = [self.outputs[index] for index in indexes]
         chosen.prompt_logprobs = self.prompt_logprobs
+        chosen.prompt_token_ids = self.prompt_token_ids
+        chosen.token_bytes = self.token_bytes
         for index, output in enumerate(chosen.outputs):
             chosen._order.extend([index] * len(output.token_ids))
             chosen._published[index] = len(output.token_ids)
@@ -178,7 +213,7 @@ class JobLog:
         if len(unsent) == 1:  # at every step of almost every job
             [index] = unsent
             offset = self._published[index] - 1
-            yield after + 1, self._with_prompt(self.outputs[index].event(index, offset, offset + 1))
+            yield after + 1, self._complete(self.outputs[index].event(index, offset, offset + 1))
             return
         total = len(self._order) - len(unsent)
         offsets = [
@@ -189,18 +224,26 @@ class JobLog:
             left = sum(1 for _ in run)
             while left:
                 start = offsets[index]
-                count = self._num_fitting(output, start, left)
-                event = self._with_prompt(output.event(index, start, start + count))
+                has_prompt = index == start == 0 and self.prompt_logprobs is not None
+                count = 1 if has_prompt else self._num_fitting(output, start, left)
+                event = self._complete(output.event(index, start, start + count))
                 offsets[index] += count
                 total += count
                 left -= count
                 yield total, event
 
-    def _with_prompt(self, event: Event) -> Event:
-        """Return the event, the first of output 0 with the prompt's logprobs."""
-        if event.index == 0 and event.offset == 0 and self.prompt_logprobs is not None:
-            return replace(event, prompt_logprobs=self.prompt_logprobs)
-        return event
+    def _complete(self, event: Event) -> Event:
+        """Return the event, the first of output 0 with what is known of the prompt."""
+        if event.index == event.offset == 0:
+            event = replace(
+                event,
+                prompt_logprobs=self.prompt_logprobs,
+                prompt_token_ids=self.prompt_token_ids,
+            )
+        if self.token_bytes is None:
+            return event
+        texts = {token_id: self.token_bytes(token_id) for token_id in _named_tokens(event)}
+        return replace(event, token_texts=texts)
 
     def _take_turns(self) -> None:
         """Add the tokens whose turn has come to the order."""

@@ -211,12 +211,13 @@ class QueueScripts:
         max_crashes: int,
         retention_ms: int,
         starve_ms: int = STARVE_MS,
+        max_errands: int = 0,
     ) -> ClaimReply:
         """Take the jobs that fit `free_tokens`, those left behind by other workers first.
 
         A job takes its cost, rounded up to whole blocks; a bound that no worker has replaced by an
         exact count counts as `max_model_len` at most. An `idle` worker is given one job whatever
-        its cost.
+        its cost. Jobs of cost 0, at most `max_errands`, do not count among the `max_jobs`.
         """
         rows, tails, due, waiting = await self._call(
             "claim",
@@ -231,6 +232,7 @@ class QueueScripts:
             retention_ms,
             starve_ms,
             *(LANE_WEIGHTS[lane] for lane in _LANES),
+            max_errands,
         )
         return ClaimReply(
             claimed=tuple(ClaimedJob.from_row(row) for row in rows),

@@ -21,18 +21,20 @@ from inferq.protocol.errors import (
     ServerLost,
 )
 from inferq.protocol.keys import Lane, QueueKeys
-from inferq.protocol.messages import FinishReason, Job, Terminal, Timings, Usage
-from inferq.protocol.output_log import MAX_EVENT_LOGPROBS, JobLog
+from inferq.protocol.messages import FinishReason, Job, Task, Terminal, Timings, Usage
+from inferq.protocol.output_log import JobLog
 from inferq.protocol.replies import ClaimedJob
 from inferq.protocol.scripts import QueueScripts
 from inferq.worker.engine.request import PreparedRequest, prepare_request
 from inferq.worker.engine.tokenizer import Tokenizer
 from inferq.worker.engine_client import EngineClient, EngineInfo
 from inferq.worker.engine_output import EngineOutput
-from inferq.worker.generation import Generation, num_streams
+from inferq.worker.event_size import check_event_size
+from inferq.worker.generation import Generation, describe_tokens, num_streams
 from inferq.worker.queue.publisher import Publisher
 from inferq.worker.queue.replay import read_published
 from inferq.worker.queue.running import RunningJob, RunningJobs
+from inferq.worker.tokenization import tokenized_log
 
 logger = structlog.get_logger("inferq.jobs")
 
@@ -110,6 +112,7 @@ class Dispatcher:
             acknowledged=claimed.published,
             inherited=claimed.published,
             runs_alone=claimed.runs_alone,
+            is_errand=claimed.space == 0,
         )
         self._jobs.add(job)
         logger.info("← claimed", job_id=job.id, attempt=job.attempts, resumed_at=job.inherited)
@@ -121,17 +124,12 @@ class Dispatcher:
         try:
             message = _decode(job.id, payload)
             adapter = self._adapter(message.model)
-            prepared = await asyncio.to_thread(
-                prepare_request,
-                message.prompt,
-                message.params,
-                self._tokenizer,
-                max_model_len=self._info.max_model_len,
-                vocab_size=self._info.vocab_size,
-                now=datetime.fromtimestamp(message.created_ms / 1000, UTC),
-            )
-            _check_prompt_logprobs(prepared, self._info.vocab_size)
+            if message.task is Task.TOKENIZE:
+                await self._tokenize(job, message)
+                return
+            prepared = await asyncio.to_thread(self._prepared, message)
             log = await self._read_log(job, prepared)
+            describe_tokens(log, prepared, message, self._tokenizer)
             if job in self._jobs and not job.is_finished:
                 await self._begin(job, prepared, log, message.cache_salt or "", adapter)
         except InvalidRequestError as error:
@@ -143,6 +141,42 @@ class Dispatcher:
         except Exception as error:  # the job must end, whatever is wrong with us
             logger.exception("preparing a job failed", job_id=job.id)
             self._fail(job, _internal_error(error))
+
+    def _prepared(self, message: Job) -> PreparedRequest:
+        prepared = prepare_request(
+            message.prompt,
+            message.params,
+            self._tokenizer,
+            max_model_len=self._info.max_model_len,
+            vocab_size=self._info.vocab_size,
+            now=_submitted_at(message),
+        )
+        check_event_size(prepared, self._tokenizer, self._info.vocab_size)
+        return prepared
+
+    async def _tokenize(self, job: RunningJob, message: Job) -> None:
+        """End a job that asks for its prompt's tokens with these, whatever was published of them.
+
+        Any worker finds the same ones.
+        """
+        log = await asyncio.to_thread(
+            tokenized_log,
+            message.prompt,
+            self._tokenizer,
+            vocab_size=self._info.vocab_size,
+            now=_submitted_at(message),
+        )
+        if job in self._jobs and not job.is_finished:
+            job.log = log
+            self._end(
+                job,
+                Terminal(
+                    finish_reason=FinishReason.STOP,
+                    usage=Usage(prompt_tokens=log.total),
+                    timings=Timings(queued_ms=job.queued_ms),
+                    attempts=job.attempts,
+                ),
+            )
 
     def _adapter(self, model: str | None) -> str:
         """Return the adapter that a job's model name means; raise for a name that is not served."""
@@ -182,6 +216,7 @@ class Dispatcher:
         if exact - job.reserved > self._jobs.free_tokens and len(self._jobs) > 1:
             await self.hand_back([job], cost=exact)
             return
+        job.is_errand = False
         bound = job.reserved
         self._jobs.reserve(job, exact)
         if job.reserved < bound:
@@ -408,17 +443,5 @@ def _decode(job_id: str, payload: bytes) -> Job:
     return message
 
 
-def _check_prompt_logprobs(prepared: PreparedRequest, vocab_size: int) -> None:
-    """Refuse prompt logprobs that no event could hold: they travel in one."""
-    wanted = prepared.params.prompt_logprobs
-    if wanted is None:
-        return
-    each = 1 + (vocab_size if wanted == -1 else wanted)
-    most = MAX_EVENT_LOGPROBS // each
-    if len(prepared.prompt_token_ids) > most:
-        raise InvalidRequestError(
-            f"{each} log-probabilities for each of {len(prepared.prompt_token_ids)} prompt tokens "
-            f"are more than one event holds; a prompt of {most} tokens may ask for so many",
-            field="prompt_logprobs",
-            limit=most,
-        )
+def _submitted_at(message: Job) -> datetime:
+    return datetime.fromtimestamp(message.created_ms / 1000, UTC)

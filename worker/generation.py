@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inferq.protocol.messages import FinishReason, TokenLogprob
+from inferq.protocol.messages import FinishReason, Job, TokenLogprob
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.output import OutputText
+from inferq.worker.engine.request import PreparedRequest
 from inferq.worker.engine.tokenizer import Tokenizer
 from inferq.worker.engine_output import EngineOutput
 
@@ -16,6 +17,17 @@ from inferq.worker.engine_output import EngineOutput
 def num_streams(params: SamplingParams) -> int:
     """Return how many outputs the engine reports: every candidate, but only the `n` best beams."""
     return params.n if params.beam_width is not None else params.num_candidates
+
+
+def describe_tokens(
+    log: JobLog, prepared: PreparedRequest, message: Job, tokenizer: Tokenizer
+) -> None:
+    """Have the events tell the bytes of their tokens, and the prompt's ids, where asked for."""
+    params = prepared.params
+    if params.prompt_logprobs is not None or message.return_prompt_token_ids:
+        log.prompt_token_ids = prepared.prompt_token_ids
+    if params.logprobs is not None or params.prompt_logprobs is not None:
+        log.token_bytes = tokenizer.token_bytes
 
 
 class Generation:

@@ -4,7 +4,8 @@
 -- ARGV   1 worker   2 free tokens   3 idle (1: the worker runs nothing)   4 most jobs
 --        5 max_model_len in tokens   6 block size in tokens   7 lease in ms   8 crashes until a job
 --        is a dead letter   9 retention in ms   10 ms for which a job that does not fit may be
---        passed by   11 to 13 the weights of high, normal, low
+--        passed by   11 to 13 the weights of high, normal, low   14 most errands, which are jobs of
+--        cost 0, besides the jobs
 -- Reply  {claimed jobs, last ids of high, normal, low ('': what arrives there changes nothing for
 --        this worker now), ms to the next due job or lease end (-1: none; 0 also when a bound below
 --        cut this call short), waiting (1: there is work that was not taken)}; a claimed job is
@@ -17,7 +18,8 @@
 -- In order: delayed jobs that are due enter their lanes; jobs whose lease ended or was given back
 -- are taken over; then the lanes, by weighted stride scheduling: the lane with the lowest virtual
 -- time is next, and a job moves its lane's time by 1 / weight. A job that does not fit holds up its
--- own lane only, until the other lanes have passed it by for too long.
+-- own lane only, until the other lanes have passed it by for too long. Errands take no room and
+-- have places of their own: while some are left, an errand at the head of a lane waits for nothing.
 --
 -- A job that is one crash from its end is run alone, so that those beside a poisonous job are not
 -- blamed for it. One worker at a time makes way for such jobs: it takes nothing else until it is
@@ -27,6 +29,7 @@ local worker, free_tokens, idle = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
 local max_jobs, max_model_len, block_size = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local lease_ms, max_crashes, retention_ms = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local starve_ms = tonumber(ARGV[10])
+local errands_left = tonumber(ARGV[14] or 0)
 local WEIGHTS = { high = tonumber(ARGV[11]), normal = tonumber(ARGV[12]), low = tonumber(ARGV[13]) }
 local MAX_PROMOTED, MAX_TAKEOVERS, MAX_REMOVED = 128, 64, 256
 
@@ -34,6 +37,7 @@ proceed_when_memory_is_full()
 note_activity(lease_ms)
 
 local claimed = {}
+local taken = 0 -- claimed jobs that are no errands
 local waiting = false
 local unfinished = false -- whether a claim right after this one would get further
 local last = {} -- lane -> id of the last entry delivered
@@ -49,7 +53,11 @@ end
 local function must_run_alone(job) return max_crashes > 1 and job.crashes >= max_crashes - 1 end
 
 local function fits(job)
-  return space_for(job) <= free_tokens or (idle and #claimed == 0)
+  return job.cost == 0 or space_for(job) <= free_tokens or (idle and #claimed == 0)
+end
+
+local function has_place(job)
+  return taken < max_jobs or (job.cost == 0 and errands_left > 0)
 end
 
 -- Whether this worker is the one that empties itself for jobs that must run alone. Kept as `<last
@@ -70,6 +78,11 @@ local function hand_out(job, payload)
   redis.call('ZADD', LEASES, NOW + lease_ms, job.id)
   keep_events(job.id, job.retention, retention_ms, lease_ms)
   free_tokens = free_tokens - space_for(job)
+  if job.cost == 0 and errands_left > 0 then
+    errands_left = errands_left - 1
+  else
+    taken = taken + 1
+  end
   claimed[#claimed + 1] = { job.id, job.lane, epoch, payload, job.cost, job.offset, job.crashes,
     job.deadline > 0 and job.deadline - NOW or -1, waited, space_for(job),
     must_run_alone(job) and 1 or 0 }
@@ -192,9 +205,11 @@ local function next_suspect()
   return nil
 end
 
+local function take_no_more() max_jobs, errands_left = taken, 0 end
+
 local function run_alone(job)
   resume(job)
-  max_jobs = #claimed
+  take_no_more()
 end
 
 -- Take jobs that may run beside others. Returns whether one of them has waited for too long, so
@@ -202,11 +217,11 @@ end
 local function take_over(ready, is_cut)
   local blocked, starving = false, false
   for _, job in ipairs(ready) do
-    if #claimed < max_jobs and not starving and fits(job) then
+    if has_place(job) and fits(job) and (job.cost == 0 or not starving) then
       resume(job)
     else
       waiting = true
-      if #claimed < max_jobs and not blocked then
+      if taken < max_jobs and not blocked then
         blocked = true
         starving = passed_by_for('leases', job.id) >= starve_ms
       end
@@ -214,7 +229,7 @@ local function take_over(ready, is_cut)
   end
   if is_cut then
     waiting = true
-    unfinished = not blocked and #claimed < max_jobs
+    unfinished = not blocked and taken < max_jobs
   end
   return starving
 end
@@ -293,7 +308,7 @@ local function serve(lane)
     finish(job, 'expired', retention_ms)
     return 'removed'
   end
-  if not fits(job) then return 'blocked', id end
+  if not has_place(job) or not fits(job) then return 'blocked', id end
   local entry, delivered = deliver(lane)
   if not is_entry_of(job, lane, entry) then
     drop_entry(lane, entry)
@@ -326,7 +341,7 @@ local function serve_lanes()
   for _, lane in ipairs(LANES) do
     virtual[lane] = tonumber(redis.call('HGET', LOAD, 'clock:' .. lane) or 0)
   end
-  while #claimed < max_jobs and removals_left > 0 do
+  while taken < max_jobs and removals_left > 0 do
     local lane = next_lane(open, present)
     if not lane then break end
     local outcome, id = serve(lane)
@@ -344,6 +359,19 @@ local function serve_lanes()
     end
   end
   return drained, false
+end
+
+-- Take the errands that stand at the head of a lane when nothing else may be taken.
+local function serve_errands(drained)
+  max_jobs = taken
+  for _, lane in ipairs(LANES) do
+    local outcome = drained[lane] and 'empty'
+    while errands_left > 0 and removals_left > 0 and outcome ~= 'empty' and outcome ~= 'blocked' do
+      outcome = serve(lane)
+    end
+    if outcome == 'empty' then drained[lane] = true end
+    if outcome == 'blocked' then waiting = true end
+  end
 end
 
 -- For each lane the id after which a reader waits for new entries.
@@ -379,10 +407,13 @@ local suspect = max_jobs > 0 and next_suspect() or nil
 if suspect and makes_way() then
   waiting = true
   if idle then run_alone(suspect) end
-  max_jobs, suspect = #claimed, nil
+  take_no_more()
+  suspect = nil
 end
 local drained, is_held_up = {}, take_over(ready, is_cut)
 if not is_held_up then drained, is_held_up = serve_lanes() end
+local is_full = taken >= max_jobs
+serve_errands(drained)
 if suspect and idle and #claimed == 0 then run_alone(suspect) end
 local tail_ids = tails()
 for i, lane in ipairs(LANES) do
@@ -390,7 +421,7 @@ for i, lane in ipairs(LANES) do
     tail_ids[i] = last[lane]
   elseif tail_ids[i] ~= last[lane] then
     waiting, tail_ids[i] = true, ''
-  elseif is_held_up or #claimed >= max_jobs then
+  elseif errands_left == 0 and (is_held_up or is_full) then
     tail_ids[i] = ''
   end
 end

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypedDict
 
 import jinja2
 from jinja2 import nodes
@@ -14,7 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inferq.protocol.errors import InvalidRequestError, ModelError
-from inferq.protocol.messages import ChatMessage
+from inferq.protocol.prompts import ChatMessage, tool_arguments
 
 #: What a template can raise on messages that it was not written for.
 _RENDER_ERRORS: Final = (
@@ -25,6 +26,17 @@ _RENDER_ERRORS: Final = (
     AttributeError,
     ArithmeticError,
 )
+#: Marks the end of a message that is to be continued, until it is cut off.
+_OPEN_END: Final = "<<end-of-open-message>> "
+
+
+class ChatOptions(TypedDict, total=False):
+    """What a conversation may have besides its messages; `names` are for the template alone."""
+
+    tools: Sequence[Mapping[str, Any]]
+    names: Mapping[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
 
 
 class ChatTemplate:
@@ -45,27 +57,66 @@ class ChatTemplate:
         self,
         messages: Sequence[ChatMessage],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        names: Mapping[str, Any] = MappingProxyType({}),
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         now: datetime | None = None,
     ) -> str:
         """Return the conversation as text; `now` is the date that the template may mention.
 
-        Raises `InvalidRequestError` (field `messages`) for what the template refuses.
+        `names` are for the template alone. With `continue_final_message` the text ends within the
+        last message, where its content does. Raises `InvalidRequestError` (field `messages`) for
+        what the template refuses.
         """
         clock = now or datetime.now(UTC)
+        shown = [_shown(message) for message in messages]
+        if continue_final_message:
+            shown[-1]["content"] += _OPEN_END
         try:
-            return self._template.render(
-                messages=[{"role": m.role, "content": m.content} for m in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                strftime_now=clock.strftime,
-                **self._special_tokens,
+            text = self._template.render(
+                {
+                    "documents": None,
+                    **names,
+                    **self._special_tokens,
+                    "messages": shown,
+                    "tools": list(tools) or None,
+                    "add_generation_prompt": add_generation_prompt,
+                    "strftime_now": clock.strftime,
+                }
             )
         except _RENDER_ERRORS as error:
             raise InvalidRequestError(
                 f"the model's chat template refuses them: {error}", field="messages"
             ) from None
+        return _cut_at_open_end(text, messages[-1]) if continue_final_message else text
+
+
+def _shown(message: ChatMessage) -> dict[str, Any]:
+    """Return a message as templates expect it: without what it lacks, arguments as objects."""
+    shown: dict[str, Any] = {"role": message.role, **message.extra}
+    if message.content is not None:
+        shown["content"] = message.content
+    if (reasoning := message.extra.get("reasoning_content")) is not None:
+        shown["thinking"] = reasoning  # the name in some templates
+    if calls := message.extra.get("tool_calls"):
+        shown["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": tool_arguments(call)}}
+            for call in calls
+        ]
+    return shown
+
+
+def _cut_at_open_end(text: str, last: ChatMessage) -> str:
+    content = (last.content or "").strip()
+    end = text.rfind(_OPEN_END.rstrip())
+    if end < 0 or content not in text[:end]:
+        raise InvalidRequestError(
+            "the model's chat template does not show the last message as it is",
+            field="continue_final_message",
+        )
+    # The space after the mark is gone where the template trims; then it would trim the content too.
+    return text[:end] if text.startswith(_OPEN_END, end) else text[:end].rstrip()
 
 
 class _GenerationBlock(Extension):

@@ -6,6 +6,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -52,6 +53,23 @@ def detokenizer_factory(
     replacements, strip = _sentencepiece_rules(steps)
     text_pieces = _TextPieces(tokens, replacements)
     return lambda: SentencePieceDetokenizer(text_pieces, *strip)
+
+
+def token_bytes_table(tokenizer: FastTokenizer) -> Mapping[int, bytes]:
+    """Return the bytes of each token by its id, worked out when first asked for.
+
+    Special and added tokens are spelled as they are; ids outside the vocabulary have none. Raises
+    `ModelError` for a decoder that we cannot follow token by token.
+    """
+    steps = _decoder_steps(tokenizer)
+    tokens = _Tokens(tokenizer, skip_special_tokens=False)
+    if [step["type"] for step in steps] == ["ByteLevel"]:
+        added = tokenizer.get_added_tokens_decoder()
+        return _BytePieces(
+            tokens, {token_id: token.content.encode() for token_id, token in added.items()}
+        )
+    replacements, _ = _sentencepiece_rules(steps)
+    return _EncodedPieces(_TextPieces(tokens, replacements))
 
 
 class ByteLevelDetokenizer:
@@ -180,8 +198,8 @@ class _Tokens:
 class _BytePieces(dict[int, bytes]):
     """The bytes of each token, worked out when first asked for."""
 
-    def __init__(self, tokens: _Tokens) -> None:
-        super().__init__()
+    def __init__(self, tokens: _Tokens, known: Mapping[int, bytes] = MappingProxyType({})) -> None:
+        super().__init__(known)
         self._tokens = tokens
         self._bytes = _byte_alphabet()
 
@@ -212,6 +230,20 @@ class _TextPieces(dict[int, str | int]):
         piece = token if byte is None else int(byte[1], 16)
         self[token_id] = piece
         return piece
+
+
+class _EncodedPieces(dict[int, bytes]):
+    """The bytes of pieces, worked out when first asked for."""
+
+    def __init__(self, pieces: _TextPieces) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self._pieces[token_id]
+        encoded = bytes([piece]) if isinstance(piece, int) else piece.encode()
+        self[token_id] = encoded
+        return encoded
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from inferq.protocol.errors import InvalidRequestError
-from inferq.protocol.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from inferq.protocol.params import SamplingParams
+from inferq.protocol.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from inferq.worker.engine.request_checks import check_request
 from inferq.worker.engine.sequence import EngineRequest
 from inferq.worker.engine.structured_output import check_structured_outputs
@@ -45,7 +45,7 @@ def prepare_request(
     never be served.
     """
     params = tokenizer.sampling_defaults.apply(params)
-    field, token_ids = _encode(prompt, tokenizer, now)
+    field, token_ids = encode_prompt(prompt, tokenizer, now=now)
     token_ids = _truncated(token_ids, params, max_model_len)
     room = max_model_len - len(token_ids)
     if room < 1:
@@ -61,17 +61,28 @@ def prepare_request(
     return PreparedRequest(token_ids, params)
 
 
-def _encode(
-    prompt: Prompt, tokenizer: Tokenizer, now: datetime | None
+def encode_prompt(
+    prompt: Prompt, tokenizer: Tokenizer, *, now: datetime | None = None
 ) -> tuple[str, tuple[int, ...]]:
-    """Return the name of the field that the prompt came in, and its token ids."""
+    """Return the name of the field that a prompt came in, and its token ids.
+
+    `now` is the time that a chat template may mention.
+    """
     match prompt:
-        case TextPrompt(text):
-            return "prompt", tuple(tokenizer.encode(text))
+        case TextPrompt(text, special):
+            return "prompt", tuple(tokenizer.encode(text, add_special_tokens=special))
         case TokenPrompt(token_ids):
             return "prompt_token_ids", token_ids
-        case ChatPrompt(messages):
-            return "messages", tuple(tokenizer.render_chat(messages, now=now))
+        case ChatPrompt():
+            ids = tokenizer.render_chat(
+                prompt.messages,
+                tools=prompt.tools,
+                names=prompt.template_kwargs,
+                add_generation_prompt=prompt.add_generation_prompt,
+                continue_final_message=prompt.continue_final_message,
+                now=now,
+            )
+            return "messages", tuple(ids)
 
 
 def _truncated(

@@ -5,21 +5,23 @@ Reads the folder with `tokenizers` and Jinja alone: transformers takes seconds t
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from tokenizers import Tokenizer as FastTokenizer
 
 from inferq.protocol.errors import InvalidRequestError, ModelError
-from inferq.protocol.messages import ChatMessage
-from inferq.worker.engine.chat_template import ChatTemplate
+from inferq.protocol.prompts import ChatMessage
+from inferq.worker.engine.chat_template import ChatOptions, ChatTemplate
 from inferq.worker.engine.detokenizer import (
     Detokenizer,
     JoinedSpecialTokens,
     detokenizer_factory,
+    token_bytes_table,
 )
 from inferq.worker.engine.sampling_defaults import SamplingDefaults
 from inferq.worker.model.tokenizer_file import tokenizer_json
@@ -38,7 +40,8 @@ _SPECIAL_TOKENS: Final = (
 class Tokenizer:
     """What a model's folder says about requests: tokens, chat template, sampling defaults.
 
-    All methods may be called from any thread.
+    `tool_template` is the chat template for conversations with tools, where it is another one. All
+    methods may be called from any thread.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Tokenizer:
         *,
         special_tokens: dict[str, str] | None = None,
         chat_template: str | None = None,
+        tool_template: str | None = None,
         sampling_defaults: SamplingDefaults | None = None,
     ) -> None:
         self.sampling_defaults = sampling_defaults or SamplingDefaults()
@@ -55,9 +59,13 @@ class Tokenizer:
         fast.no_padding()
         self._fast = fast
         self._template = None if chat_template is None else ChatTemplate(chat_template, special)
+        self._tool_template = (
+            self._template if tool_template is None else ChatTemplate(tool_template, special)
+        )
         self._detokenizers = {
             skip: detokenizer_factory(fast, skip_special_tokens=skip) for skip in (True, False)
         }
+        self._token_bytes = token_bytes_table(fast)
         self._special_token_ids = frozenset(
             token_id for token_id, token in fast.get_added_tokens_decoder().items() if token.special
         )
@@ -84,10 +92,12 @@ class Tokenizer:
             raise ModelError(f"{path}/tokenizer.json is damaged: {error}") from None
         config = _read_json(path / "tokenizer_config.json")
         special = _special_tokens(_read_json(path / "special_tokens_map.json") | config)
+        templates = _chat_templates(path, config)
         return cls(
             fast,
             special_tokens=special,
-            chat_template=_chat_template(path, config),
+            chat_template=templates.get("default"),
+            tool_template=templates.get("tool_use"),
             sampling_defaults=None if generation_config == "none" else SamplingDefaults.load(path),
         )
 
@@ -101,12 +111,15 @@ class Tokenizer:
         """Whether chat messages can be rendered."""
         return self._template is not None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text prompt, with the special tokens that belong around it.
 
-        A text that spells out the beginning-of-sequence token gets no second one. An empty text is
+        Without `add_special_tokens` it gets none. A text that spells out the beginning-of-sequence
+        token gets no second one. An empty text is
         that token alone; where there is none, raises `InvalidRequestError`.
         """
+        if not add_special_tokens:
+            return self._fast.encode(text, add_special_tokens=False).ids
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -121,34 +134,47 @@ class Tokenizer:
         self,
         messages: Sequence[ChatMessage],
         *,
-        add_generation_prompt: bool = True,
         now: datetime | None = None,
+        **options: Unpack[ChatOptions],
     ) -> list[int]:
         """Return the token ids of a conversation; its template says which special tokens.
 
         Raises `InvalidRequestError` (field `messages`) when the model has no chat template, or the
         template refuses the messages.
         """
-        text = self.chat_text(messages, add_generation_prompt=add_generation_prompt, now=now)
+        text = self.chat_text(messages, now=now, **options)
         return self._fast.encode(text, add_special_tokens=False).ids
 
     def chat_text(
         self,
         messages: Sequence[ChatMessage],
         *,
-        add_generation_prompt: bool = True,
         now: datetime | None = None,
+        **options: Unpack[ChatOptions],
     ) -> str:
         """Return a conversation as the text that the model sees; see `render_chat`."""
-        if self._template is None:
+        template = self._tool_template if options.get("tools") else self._template
+        if template is None:
             raise InvalidRequestError(
                 "the model has no chat template; send a text prompt instead", field="messages"
             )
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt, now=now)
+        return template.render(messages, now=now, **options)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of finished tokens; growing ones go through `detokenizer`."""
         return self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token stands for, which need not be whole characters, special ones too.
+
+        None of an id outside the vocabulary.
+        """
+        return self._token_bytes[token_id]
+
+    @functools.cached_property
+    def total_token_bytes(self) -> int:
+        """How many bytes `token_bytes` of all tokens are together; worked out when first asked."""
+        return sum(len(self._token_bytes[token_id]) for token_id in range(self.vocab_size))
 
     def decode_token(self, token_id: int) -> str:
         """Return one token as it would be shown by itself, special tokens included."""
@@ -200,12 +226,17 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     return {name: token for name, token in contents.items() if isinstance(token, str)}
 
 
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Return the chat templates by name: `default`, perhaps `tool_use`, perhaps others."""
+    listed = config.get("chat_template")
+    if isinstance(listed, list):
+        found = {entry.get("name"): entry.get("template") for entry in listed}
+    else:
+        found = {"default": listed}
+    more = folder / "additional_chat_templates"
+    files = {file.stem: file for file in sorted(more.glob("*.jinja"))}
+    files["default"] = folder / "chat_template.jinja"
+    found |= {
+        name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()
+    }
+    return {name: text for name, text in found.items() if isinstance(text, str)}

@@ -99,7 +99,7 @@ class Claimer:
     async def _claim_until_stopped(self) -> None:
         while not self._stopping:
             self._room_changed.clear()
-            if self._jobs.free_places <= 0 or self._jobs.free_tokens < self._jobs.block_size:
+            if self._free_places == 0 and self._jobs.free_errands == 0:
                 await self._room_changed.wait()
                 continue
             try:
@@ -111,6 +111,11 @@ class Claimer:
                 self.is_connected = False
                 logger.warning("claim failed, will retry", error=str(error))
                 await asyncio.sleep(RETRY_PAUSE_S)
+
+    @property
+    def _free_places(self) -> int:
+        """Jobs that may be claimed, errands besides; none while there is no block for one."""
+        return self._jobs.free_places if self._jobs.free_tokens >= self._jobs.block_size else 0
 
     async def _reconcile_if_due(self) -> None:
         """Hand back what was claimed in a reply that was lost, or by a process of the same name.
@@ -137,13 +142,14 @@ class Claimer:
             self._worker,
             free_tokens=max(0, self._jobs.free_tokens),
             idle=len(self._jobs) == 0,
-            max_jobs=self._jobs.free_places,
+            max_jobs=self._free_places,
             max_model_len=limits.max_model_len,
             block_size=limits.block_size,
             lease_ms=limits.lease_ms,
             max_crashes=limits.max_crashes,
             retention_ms=limits.retention_ms,
             starve_ms=limits.starve_ms,
+            max_errands=self._jobs.free_errands,
         )
         for claimed in reply.claimed:
             self._on_claimed(claimed, sent_at)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from inferq.protocol.keys import Lane
 from inferq.protocol.messages import Terminal
 from inferq.protocol.output_log import JobLog
+
+#: Most jobs at once that take no room in the engine, besides those that do.
+MAX_ERRANDS: Final = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +35,8 @@ class RunningJob:
     inherited: int = 0
     #: Whether nothing else may run beside it.
     runs_alone: bool = False
+    #: Whether it takes no room in the engine, as far as is known.
+    is_errand: bool = False
     #: Whether this worker has generated a token for it.
     has_started: bool = False
     terminal: Terminal | None = None
@@ -80,7 +86,18 @@ class RunningJobs:
         """Jobs that may be claimed before `max_jobs` is reached; 0 while one runs alone."""
         if any(job.runs_alone for job in self._jobs.values()):
             return 0
-        return self.max_jobs - len(self._jobs)
+        return max(0, self.max_jobs - len(self._jobs) + self._num_errands)
+
+    @property
+    def free_errands(self) -> int:
+        """Jobs that take no room in the engine which may be claimed; 0 while one runs alone."""
+        if any(job.runs_alone for job in self._jobs.values()):
+            return 0
+        return max(0, MAX_ERRANDS - self._num_errands)
+
+    @property
+    def _num_errands(self) -> int:
+        return sum(job.is_errand for job in self._jobs.values())
 
     def get(self, job_id: str) -> RunningJob | None:
         """Return the job of this id, if this worker holds it."""
