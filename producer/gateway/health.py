@@ -57,5 +57,6 @@ async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
-for _path, _look in {"/livez": livez, "/readyz": readyz, "/health": health}.items():
-    router.add_api_route(_path, _look, methods=["HEAD"], include_in_schema=False)
+router.add_api_route("/livez", livez, methods=["HEAD"], include_in_schema=False)
+router.add_api_route("/readyz", readyz, methods=["HEAD"], include_in_schema=False)
+router.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)

@@ -4,6 +4,7 @@
 - `stand_in_worker`  that worker; its `say(text)` sets what it answers
 - `start_gateway(**settings)`, `start_stand_in(**options)`  more of them, ended with the test
 - `http`  a client of `gateway`
+- `openai_client`  OpenAI's own
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 
@@ -90,4 +92,12 @@ def gateway(stand_in_worker: Any, start_gateway: Callable[..., Any]) -> Any:
 @pytest.fixture
 def http(gateway: Any) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=gateway.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def openai_client(gateway: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as client:
         yield client

@@ -44,7 +44,7 @@ class StandInEngine(EngineClient):
 
     Output i says the answer from its token 3·i on, so that outputs differ. An answer that the test
     gave ends with the end token; `answers` are taken by requests in their order, the last stays.
-    Token probabilities: the token itself −0.5, the ids after it one less each.
+    Token probabilities: the token itself -0.5, the ids after it one less each.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, step_s: float, max_model_len: int) -> None:
@@ -216,7 +216,7 @@ class _LoopThread:
 
         try:
             asyncio.run(run())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the test's thread raises it
             self._failure = error
         finally:
             self._ready.set()
@@ -286,7 +286,7 @@ class StandInWorker:
                 settings, keys, client, scripts, self.engine, info, self.tokenizer
             )
             serving = asyncio.create_task(session.serve(thread.stopping, asyncio.Event()))
-            while not await client.hexists(keys.workers, settings.worker_name):
+            while not await client.hexists(keys.workers, settings.worker_name):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             thread.ready()
             assert await serving == 0
