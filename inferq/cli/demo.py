@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import Final, Self
 
 from inferq.cli.model_import import import_with_progress
-from inferq.cli.processes import ManagedProcess
+from inferq.cli.processes import INFERQ, ManagedProcess
 from inferq.embedded import EmbeddedServer
 from inferq.producer import Client, JobHandle, WorkerInfo
 from inferq.protocol.errors import InferqError
@@ -129,12 +129,12 @@ def _stream(client: Client, job: JobHandle, started_at: float) -> None:
 
 @contextlib.contextmanager
 def _worker(model: Path, url: str, folder: Path) -> Iterator[ManagedProcess]:
-    arguments = ["worker", "--model", str(model), "--queue", QUEUE]
-    arguments += ["--report-interval-s", str(REPORT_INTERVAL_S), "--drain-timeout-s", "0"]
+    command = [*INFERQ, "worker", "--model", str(model), "--queue", QUEUE]
+    command += ["--report-interval-s", str(REPORT_INTERVAL_S), "--drain-timeout-s", "0"]
     with _log(folder).open("wb") as log:
         process = ManagedProcess(
             "worker",
-            arguments,
+            command,
             directory=folder,
             environment={"INFERQ_REDIS_URL": url},
             stderr=log,

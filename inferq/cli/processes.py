@@ -45,8 +45,12 @@ class Signals:
         self.count += 1
 
 
+#: Starts an `inferq` command; -P: what lies in the working directory must not pass for a module.
+INFERQ: Final = (sys.executable, "-P", "-m", "inferq")
+
+
 class ManagedProcess:
-    """An `inferq` command in a session of its own, which does not outlive this process.
+    """A command in a session of its own, which does not outlive this process.
 
     A Ctrl-C in the terminal does not reach it: whoever started it decides. `directory` is where it
     works; `environment` is added to ours, where None takes a variable away; `leftover` is a
@@ -56,7 +60,7 @@ class ManagedProcess:
     def __init__(
         self,
         name: str,
-        arguments: Sequence[str],
+        command: Sequence[str],
         *,
         directory: Path | None = None,
         environment: Mapping[str, str | None] = {},
@@ -64,10 +68,10 @@ class ManagedProcess:
         leftover: Path | None = None,
     ) -> None:
         self.name = name
+        self._is_buried = False
         variables = {**os.environ, **environment}
-        # -P: what lies in the working directory must not pass for a module
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "inferq", *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             stderr=stderr,
             cwd=directory,
@@ -111,7 +115,10 @@ class ManagedProcess:
         return is_gentle
 
     def kill(self) -> None:
-        """Kill what is left of it and of what it started."""
+        """Kill what is left of it and of what it started; a second time there is nothing to do."""
+        if self._is_buried:
+            return
+        self._is_buried = True
         with contextlib.suppress(ProcessLookupError):  # nothing is
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -18,7 +18,7 @@ from urllib.request import urlopen
 
 from inferq.cli import exit_codes
 from inferq.cli.extras import load_extra
-from inferq.cli.processes import LOOK_S, ManagedProcess, Signals
+from inferq.cli.processes import INFERQ, LOOK_S, ManagedProcess, Signals
 from inferq.cli.serve_flags import ServePlan, read_plan
 from inferq.embedded import EmbeddedServer
 from inferq.producer import Client
@@ -79,13 +79,15 @@ class Serving:
         keys, folder = stack.enter_context(_keys_file(self._plan.api_key))
         gateway = ManagedProcess(
             "gateway",
-            ["gateway", *self._plan.gateway_command.arguments, *keys],
+            [*INFERQ, "gateway", *self._plan.gateway_command.arguments, *keys],
             environment=environment,
             leftover=folder,
         )
         stack.callback(gateway.kill)
         worker = ManagedProcess(
-            "worker", ["worker", *self._plan.worker_command.arguments], environment=environment
+            "worker",
+            [*INFERQ, "worker", *self._plan.worker_command.arguments],
+            environment=environment,
         )
         stack.callback(worker.kill)
         _say(f"inferq {__version__}: the worker loads {self._plan.worker.model}")
@@ -119,7 +121,7 @@ class Serving:
 
     def _look_whether_ready(self) -> None:
         name = self._plan.worker.worker_name
-        if not _answers(f"{self._address}/livez"):
+        if not _answers(f"{self._address}/health"):
             return
         try:
             workers = self._client.workers()

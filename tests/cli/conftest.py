@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,3 +83,36 @@ def run_here(
         return code, output, errors
 
     return call
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What a command that works in a folder, and keeps its temporary files there, has left."""
+
+    folder: Path
+
+    def processes(self) -> list[int]:
+        """The processes that work in the folder or below it, which may be gone."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # gone, or not ours
+                if (process / "cwd").readlink().is_relative_to(self.folder):
+                    found.append(int(process.name))
+        return found
+
+    def kill(self) -> None:
+        for number in self.processes():
+            os.kill(number, signal.SIGKILL)
+
+    def check_there_are_none(self, timeout_s: float = 2) -> None:
+        deadline = time.monotonic() + timeout_s
+        while (self.processes() or any(self.folder.iterdir())) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert self.processes() == []
+        assert list(self.folder.iterdir()) == []
+
+
+@pytest.fixture
+def leftovers(tmp_path: Path) -> Leftovers:
+    """What is left in `tmp_path`."""
+    return Leftovers(tmp_path)
