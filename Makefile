@@ -9,7 +9,7 @@ EXAMPLES ?= 20000
 PROMPT ?= What is the capital of France?
 PACKAGES := inferq protocol producer worker kernels
 
-.PHONY: help setup demo test test-slow check lint format typecheck bench soak fuzz clean
+.PHONY: help setup demo test test-slow check lint format typecheck bench soak fuzz helm-tools chart-files clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -60,6 +60,12 @@ soak: setup ## Break things at random for MINUTES and check that nothing is lost
 
 fuzz: setup ## Feed every decoder EXAMPLES random inputs
 	@INFERQ_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q --timeout=0 tests/fuzz
+
+helm-tools: setup ## Put Helm 3 and 4 into the cache, for the tests of the chart
+	@$(BIN)/python scripts/helm_tools.py
+
+chart-files: setup ## Write what the chart takes from settings, protocol and its own comments
+	@$(BIN)/python scripts/chart_files.py
 
 clean: ## Remove what the build and the tools left
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,102 @@
+{{/* Refuses values that cannot work together; what one value may be is in values.schema.json. */}}
+{{- define "inferq.check" -}}
+{{- if not .Values.pools }}
+{{- fail "pools: name at least one pool of workers, such as pools.chat.model=Qwen/Qwen3-8B." }}
+{{- end }}
+{{- include "inferq.checkServer" . }}
+{{- $served := dict }}
+{{- range $name, $pool := include "inferq.pools" . | fromJson }}
+{{- include "inferq.checkPool" (dict "root" $ "name" $name "pool" $pool "served" $served) }}
+{{- end }}
+{{- $_ := include "inferq.models" . }}
+{{- with .Values.gateway }}
+{{- if and .enabled .ingress.enabled (not .ingress.hosts) }}
+{{- fail "gateway.ingress.enabled needs gateway.ingress.hosts." }}
+{{- end }}
+{{- if and .enabled .httpRoute.enabled (not .httpRoute.parentRefs) }}
+{{- fail "gateway.httpRoute.enabled needs gateway.httpRoute.parentRefs." }}
+{{- end }}
+{{- if and (not .enabled) (or .ingress.enabled .httpRoute.enabled .autoscaling.enabled) }}
+{{- fail "gateway.enabled is false: its ingress, httpRoute and autoscaling must be off too." }}
+{{- end }}
+{{- if and .autoscaling.enabled (gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas)) }}
+{{- fail "gateway.autoscaling: minReplicas is more than maxReplicas." }}
+{{- end }}
+{{- if and .autoscaling.enabled (not (dig "requests" "cpu" "" .resources)) }}
+{{- fail "gateway.autoscaling aims at a share of gateway.resources.requests.cpu: set it." }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "inferq.checkServer" -}}
+{{- with .Values.redis }}
+{{- if $.Values.valkey.enabled }}
+{{- if or .addresses .auth.existingSecret .tls.enabled }}
+{{- fail "redis describes a server that is there already: set valkey.enabled=false, or leave redis as it is." }}
+{{- end }}
+{{- else if not .addresses }}
+{{- fail "valkey.enabled is false: redis.addresses must say where the server is." }}
+{{- end }}
+{{- if and (eq .mode "standalone") (gt (len .addresses) 1) }}
+{{- fail "redis.addresses: a standalone server has one address; set redis.mode to sentinel or cluster." }}
+{{- end }}
+{{- if and (eq .mode "sentinel") (not .sentinelService) }}
+{{- fail "redis.mode=sentinel needs redis.sentinelService, the name of the primary." }}
+{{- end }}
+{{- if and (eq .mode "cluster") (ne (int .database) 0) }}
+{{- fail "redis.database: a Cluster has database 0 only." }}
+{{- end }}
+{{- if and .tls.caSecret.name (not .tls.enabled) }}
+{{- fail "redis.tls.caSecret needs redis.tls.enabled." }}
+{{- end }}
+{{- if and .auth.sentinelPasswordKey (or (ne .mode "sentinel") (not .auth.existingSecret)) }}
+{{- fail "redis.auth.sentinelPasswordKey needs redis.mode=sentinel and redis.auth.existingSecret." }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Takes root, name, pool, served (model name by queue, of the pools before). */}}
+{{- define "inferq.checkPool" -}}
+{{- $at := printf "pools.%s" .name }}
+{{- $root := .root }}
+{{- if not .pool.model }}
+{{- fail (printf "%s.model: say which model to serve." $at) }}
+{{- end }}
+{{- $other := get .served .pool.queue }}
+{{- if and $other (ne $other .pool.modelName) }}
+{{- fail (printf "%s: the queue %s serves %s already; a queue serves one model." $at .pool.queue $other) }}
+{{- end }}
+{{- $_ := set .served .pool.queue .pool.modelName }}
+{{- if hasKey .pool.adapters .pool.modelName }}
+{{- fail (printf "%s.adapters: %s is the name of the model itself." $at .pool.modelName) }}
+{{- end }}
+{{- $most := int .pool.replicas }}
+{{- with .pool.autoscaling }}
+{{- if ne .type "none" }}
+{{- $most = int .maxReplicas }}
+{{- if gt (int .minReplicas) (int .maxReplicas) }}
+{{- fail (printf "%s.autoscaling: minReplicas is more than maxReplicas." $at) }}
+{{- end }}
+{{- end }}
+{{- if and (eq .type "hpa") (eq (int .minReplicas) 0) }}
+{{- fail (printf "%s.autoscaling: only keda scales from zero; set minReplicas to 1 or more." $at) }}
+{{- end }}
+{{- if and (eq .type "hpa") (not .hpa.metrics) }}
+{{- fail (printf "%s.autoscaling.hpa.metrics: say on what to scale." $at) }}
+{{- end }}
+{{- if and (eq .type "keda") (eq (int .minReplicas) 0) $root.Values.gateway.enabled (not $root.Values.gateway.acceptWithoutWorkers) }}
+{{- fail (printf "%s scales to zero: with gateway.acceptWithoutWorkers=false nothing would ever start it." $at) }}
+{{- end }}
+{{- end }}
+{{- with .pool.modelCache }}
+{{- if and (eq .type "hostPath") (not .hostPath) }}
+{{- fail (printf "%s.modelCache.hostPath: say which folder of the node." $at) }}
+{{- end }}
+{{- if and (eq .type "persistentVolumeClaim") (not .existingClaim) (has "ReadWriteOncePod" .accessModes) (gt (mul $most (int $root.Values.partitions)) 1) }}
+{{- fail (printf "%s.modelCache.accessModes: with ReadWriteOncePod only one of the workers could start." $at) }}
+{{- end }}
+{{- end }}
+{{- if and (eq .pool.strategy.type "RollingUpdate") (eq (toString .pool.strategy.maxSurge) "0") (eq (toString .pool.strategy.maxUnavailable) "0") }}
+{{- fail (printf "%s.strategy: maxSurge and maxUnavailable cannot both be 0." $at) }}
+{{- end }}
+{{- end -}}
