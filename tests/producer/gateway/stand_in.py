@@ -146,7 +146,8 @@ class StandInEngine(EngineClient):
     ) -> tuple[int, FinishReason | None, int | None]:
         params, answer = request.params, request.answer
         assert params.max_tokens is not None
-        end = self._tokenizer.eos_token_ids[0]
+        end = self._tokenizer.eos_token_id
+        assert end is not None
         place = done + 3 * index if request.is_endless else done
         is_over = not request.is_endless and place >= len(answer)
         token_id = end if is_over else answer[place % len(answer)]
