@@ -25,7 +25,15 @@ from inferq.protocol.errors import (
     ProtocolVersionError,
 )
 from inferq.protocol.keys import Lane, QueueKeys, new_job_id
-from inferq.protocol.messages import Event, Job, TextPrompt
+from inferq.protocol.messages import (
+    ChatMessage,
+    ChatPrompt,
+    Event,
+    Job,
+    Task,
+    TextPrompt,
+    TokenLogprob,
+)
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.replies import DeadLetter
 from inferq.protocol.scripts import QueueScripts
@@ -47,6 +55,8 @@ values = st.recursive(
         | st.dictionaries(
             st.sampled_from(["v", "id", "p", "m", "s", "n", "md", "cs", "t", "i", "o", "x", "e"])
             | st.sampled_from(["l", "pl", "f", "r", "c", "end", "h", "q", "pf", "d", "a", "er"])
+            | st.sampled_from(["k", "as", "tl", "ck", "cg", "rp", "pt", "tx", "name", "tool_calls"])
+            | st.sampled_from(["type", "function", "arguments", "reasoning_content"])
             | st.text(max_size=4),
             inner,
             max_size=12,
@@ -62,12 +72,41 @@ def _pack(value: Any) -> bytes:
 
 _GOOD_JOB = Job(new_job_id(), TextPrompt("hello"), SamplingParams(seed=1)).encode()
 _GOOD_EVENT = Event(offset=0, token_ids=(1, 2), text="ab", text_ends=(1, 2)).encode()
+_GOOD_CHAT = Job(
+    new_job_id(),
+    ChatPrompt(
+        (
+            ChatMessage(
+                "assistant",
+                None,
+                {"tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"a": [1]}'}}]},
+            ),
+            ChatMessage("tool", "x", {"tool_call_id": "1"}),
+        ),
+        tools=({"type": "function", "function": {"name": "f", "parameters": {"a": 1.5}}},),
+        template_kwargs={"enable_thinking": False},
+        add_generation_prompt=False,
+        continue_final_message=True,
+    ),
+    SamplingParams(seed=1),
+    task=Task.TOKENIZE,
+    return_prompt_token_ids=True,
+).encode()
+_GOOD_DETAILS = Event(
+    token_ids=(1,),
+    text="a",
+    text_ends=(1,),
+    logprobs=(TokenLogprob(-1.0, ((1, -1.0), (3, -2.0))),),
+    prompt_logprobs=(None, TokenLogprob(-1.0)),
+    prompt_token_ids=(4, 5),
+    token_texts={1: b"a", 3: b"\xf0\x9f", 4: b"", 5: b"b"},
+).encode()
 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
     """A real message with some bytes changed, cut or repeated."""
-    payload = bytearray(draw(st.sampled_from([_GOOD_JOB, _GOOD_EVENT])))
+    payload = bytearray(draw(st.sampled_from([_GOOD_JOB, _GOOD_EVENT, _GOOD_CHAT, _GOOD_DETAILS])))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(payload) - 1))
         payload[at] = draw(st.integers(0, 255))
@@ -87,6 +126,9 @@ bombs = st.sampled_from(
         b"\xdc\xff\xff" * 1000,
         _pack({"v": 1, "id": "x", "p": [2**63] * 10_000}),
         _pack({"v": 2**64 - 1}),
+        _pack({"v": 1, "id": "0" * 32 + "-0", "m": [["u", "x", {"name": [[]] * 10_000}]]}),
+        _pack({"v": 1, "id": "0" * 32 + "-0", "m": [["u", "x"]], "tl": [{"a": {}}] * 10_000}),
+        _pack({"tx": [[1, b""]] * 10_000}),
         b"",
     ]
 )

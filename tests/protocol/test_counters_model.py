@@ -81,6 +81,8 @@ class Model:
     async def enqueue(self) -> None:
         """Submit a job, sometimes delayed."""
         prompt, budget = self.random.randrange(1, 100), self.random.randrange(1, 100)
+        if self.random.random() < 0.2:
+            prompt = budget = 0  # an errand
         delayed = self.random.random() < 0.3
         job_id = await self.q.enqueue(
             prompt=prompt,
@@ -109,6 +111,7 @@ class Model:
             max_jobs=self.random.randrange(1, 6),
             max_crashes=self.max_crashes,
             starve_ms=self.random.choice((0, 60_000)),
+            max_errands=self.random.choice((0, 3)),
         )
         self.note_takeovers()
         for claimed in reply.claimed:

@@ -55,6 +55,8 @@ def events(draw: st.DrawFn) -> Event:
         terminal=draw(st.none() | terminals),
         cumulative_logprob=draw(st.none() | st.floats(max_value=0, allow_nan=False)),
         prompt_logprobs=draw(st.none() | st.lists(st.none() | logprobs, max_size=3).map(tuple)),
+        token_texts=draw(st.dictionaries(counts, st.binary(max_size=6), max_size=4)),
+        prompt_token_ids=draw(st.none() | st.lists(counts, max_size=3).map(tuple)),
     )
 
 
@@ -74,6 +76,8 @@ def test_the_parts_of_a_cut_event_add_up(event: Event, count: int) -> None:
     assert (rest.index, rest.terminal) == (event.index, event.terminal)
     assert rest.cumulative_logprob == event.cumulative_logprob
     assert rest.prompt_logprobs == (None if count else event.prompt_logprobs)
+    assert rest.prompt_token_ids == (None if count else event.prompt_token_ids)
+    assert rest.token_texts == event.token_texts
     assert Event.decode(rest.encode()) == rest
 
 
@@ -100,7 +104,9 @@ wire_values = st.recursive(
 @settings(max_examples=300)
 @given(
     st.dictionaries(
-        st.sampled_from("ioxtelfrc") | st.sampled_from(["end", "pl"]), wire_values, max_size=6
+        st.sampled_from("ioxtelfrc") | st.sampled_from(["end", "pl", "pt", "tx"]),
+        wire_values,
+        max_size=6,
     )
 )
 def test_random_maps_are_an_event_that_can_be_used_or_refused(wire: dict[str, Any]) -> None:

@@ -174,7 +174,52 @@ def test_events_with_all_logprobs_stay_below_the_limit(vocabulary: int, tokens: 
     assert all(len(event.encode()) <= MAX_EVENT_BYTES for _, event in events)
     assert [t for _, e in events for t in e.token_ids] == list(range(tokens))
     most = max(len(e.token_ids) for _, e in events)
+    if log.prompt_logprobs is not None:
+        assert len(events[0][1].token_ids) == 1
     assert most == max(1, MAX_EVENT_LOGPROBS // (vocabulary + 1))
+
+
+@pytest.mark.parametrize(("vocabulary", "tokens"), [(150_000, 3), (1000, 300)])
+def test_events_with_all_logprobs_and_texts_stay_below_the_limit(
+    vocabulary: int, tokens: int
+) -> None:
+    log = JobLog()
+    log.token_bytes = lambda _: b"x" * 8
+    for i in range(tokens):
+        log.append(i, "x", TokenLogprob(-1.0, tuple((t, -1.0 - t) for t in range(vocabulary))))
+    events = [event for _, event in log.events(0, END)]
+    assert all(len(event.encode()) <= MAX_EVENT_BYTES for event in events)
+    assert all(len(event.token_texts) == vocabulary for event in events)
+
+
+def test_events_have_the_bytes_of_the_tokens_that_they_name() -> None:
+    log = JobLog(2)
+    log.token_bytes = lambda token_id: b"<%d>" % token_id
+    log.prompt_token_ids = (7, 8)
+    log.prompt_logprobs = (None, TokenLogprob(-0.5, ((9, -0.5),)))
+    log.append(1, "a", TokenLogprob(-1.0, ((2, -1.0), (1, -1.5))), 0)
+    log.append(3, "b", None, 1)
+    first, second = (event for _, event in log.events(0, None))
+    assert first.token_texts == {i: b"<%d>" % i for i in (1, 2, 7, 8, 9)}
+    assert first.prompt_token_ids == (7, 8)
+    assert second.token_texts == {3: b"<3>"}
+    assert second.prompt_token_ids is None
+    [(_, alone)] = log.events(1, None)
+    assert alone == second
+    best = log.best([0]).events(0, END)
+    assert best[0][1].token_texts == first.token_texts
+    assert best[0][1].prompt_token_ids == (7, 8)
+
+
+def test_prompt_ids_that_were_asked_for_alone_bring_no_texts() -> None:
+    log = JobLog()
+    log.prompt_token_ids = (7, 8)
+    fill(log, (0, 1), (0, 2))
+    [(_, event)] = log.events(0, END)
+    assert (event.prompt_token_ids, event.token_texts) == ((7, 8), {})
+    copy = JobLog()
+    copy.replay(Event.decode(event.encode()))
+    assert copy.prompt_token_ids == (7, 8)
 
 
 @pytest.mark.parametrize(
