@@ -179,6 +179,17 @@ class WorkerThread:
 
         asyncio.run(main())
 
+    def answer_next(self, *events: Event) -> None:
+        """Wait for a job and end it with these events."""
+
+        async def main() -> None:
+            async with redis.asyncio.Redis.from_url(self._url) as connection:
+                fake = FakeWorker(connection, self._queue)
+                (job,) = await fake.wait_for_jobs(1, at_once=1)
+                await fake.publish(job, 0, *events, terminal=events[-1].terminal.finish_reason)
+
+        asyncio.run(main())
+
 
 @pytest.fixture
 def worker_thread(valkey_url: str, queue: str) -> WorkerThread:
