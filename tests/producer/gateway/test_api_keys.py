@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,7 +164,7 @@ def test_a_secret_that_kubernetes_swaps_is_read_again(tmp_path: Path) -> None:
     ring = KeyRing(tmp_path / "keys.json")
     assert ring.authenticate(bearer("k1")).key_id == "a"
     (tmp_path / "..data_tmp").symlink_to("two")
-    os.replace(tmp_path / "..data_tmp", tmp_path / "..data")
+    (tmp_path / "..data_tmp").replace(tmp_path / "..data")
     ring.refresh()
     assert ring.authenticate(bearer("k2")).key_id == "a"
 
