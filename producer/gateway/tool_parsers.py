@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from inferq.producer.gateway.tool_deltas import Part, ToolDelta, call_id
@@ -83,7 +84,7 @@ class ArgumentsParser(ToolParser):
         if not text:
             return []
         if self._calls == 0:
-            return [self._begin_call(self._name), self._more(text)]
+            return [self._begin_call(self._name, text)]
         return [self._more(text)]
 
     def finish(self) -> list[Part]:
@@ -159,13 +160,21 @@ class _MarkedParser(ToolParser):
     def _read_arguments(self) -> bool:
         count, state = self._arguments.scan(self._rest)
         if count:
-            self._parts.append(self._more(self._rest[:count]))
+            self._add_arguments(self._rest[:count])
         self._rest = self._rest[count:]
         if state is Scan.CLOSED:
             self._read = self._read_closing
         elif state is Scan.BROKEN:
             self._read = self._read_text
         return state is not Scan.OPEN
+
+    def _add_arguments(self, arguments: str) -> None:
+        # With the name, where both are new: some clients want one piece of a call in a chunk.
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, ToolDelta) and last.index == self._calls - 1:
+            self._parts[-1] = replace(last, arguments=last.arguments + arguments)
+        else:
+            self._parts.append(self._more(arguments))
 
     def _read_closing(self) -> bool:
         found = self._closing.match(self._rest)
