@@ -68,8 +68,7 @@ class JobAnswer:
     def _completion(self, index: int, draft: _Draft) -> dict[str, Any]:
         note = self.choices.note
         text, _ = assemble(draft.parts)
-        choice = self._choice(index, draft)
-        choice["text"] = text
+        choice = self._choice(index, {"text": text}, draft)
         if note.logprobs is not None:
             choice["logprobs"] = join_completion_logprobs(draft.logprobs)
         if note.prompt_logprobs:
@@ -80,19 +79,19 @@ class JobAnswer:
 
     def _chat(self, index: int, draft: _Draft) -> dict[str, Any]:
         content, calls = assemble(draft.parts)
-        choice = self._choice(index, draft)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if calls is not None:
             message["tool_calls"] = calls
-        choice["message"] = message
+        choice = self._choice(index, {"message": message}, draft)
         if self.choices.note.logprobs is not None:
             tokens = [token for piece in draft.logprobs for token in piece]
             choice["logprobs"] = {"content": tokens, "refusal": None}
         return choice
 
-    def _choice(self, index: int, draft: _Draft) -> dict[str, Any]:
+    def _choice(self, index: int, content: dict[str, Any], draft: _Draft) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": index,
+            **content,
             "logprobs": None,
             "finish_reason": draft.finish_reason,
             "stop_reason": draft.stop_reason,

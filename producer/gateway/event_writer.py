@@ -82,7 +82,15 @@ class EventWriter:
         return written
 
     def end(self) -> bytes:
-        """Return what follows when all jobs have ended."""
+        """Return what follows when all jobs have ended.
+
+        Raises `InvalidRequestError` for a client that claims to have seen more than there is.
+        """
+        for (there, _), (claimed, _) in zip(self._places, self._seen, strict=True):
+            if claimed > there:
+                raise InvalidRequestError(
+                    f"{claimed} is beyond the stream's end at {there}", field=_FIELD, limit=there
+                )
         if not self._include_usage:
             return DONE
         tokens, chunks = self._places[0]
