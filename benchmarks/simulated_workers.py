@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from inferq.protocol.keys import QueueKeys
+from inferq.protocol.messages import FinishReason
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.scripts import QueueScripts
 from inferq.worker.engine.tokenizer import Tokenizer
@@ -23,7 +24,7 @@ VOCAB_SIZE = 32_000
 
 @dataclass(slots=True)
 class TokenGenerator:
-    """Stands where the engine's process is: one token per request and step, for as long as asked.
+    """Stands where the engine's process is: one token per request and step, up to `max_tokens`.
 
     What falls due while the event loop is busy comes in one batch, as it does from the pipe.
     """
@@ -37,11 +38,13 @@ class TokenGenerator:
     stats: dict[str, int] = field(default_factory=dict)
     #: Tokens handed over so far.
     num_tokens: int = 0
-    _running: dict[str, None] = field(default_factory=dict)
+    #: How many tokens each request still gets.
+    _running: dict[str, int] = field(default_factory=dict)
 
-    def add(self, request_id: str, *_: Any, **__: Any) -> None:
+    def add(self, request_id: str, _: Sequence[int], params: SamplingParams, **__: Any) -> None:
         """Let a request run."""
-        self._running[request_id] = None
+        assert params.max_tokens is not None
+        self._running[request_id] = params.max_tokens
 
     def abort(self, request_id: str) -> None:
         """Drop a request."""
@@ -56,10 +59,19 @@ class TokenGenerator:
             if due > 0:
                 done += due
                 tokens = tuple((done + i) % VOCAB_SIZE for i in range(due))
-                self.on_outputs(
-                    [EngineOutput(request_id, 0, tokens) for request_id in self._running]
-                )
-                self.num_tokens += due * len(self._running)
+                outputs = [self._advance(request_id, tokens) for request_id in [*self._running]]
+                self.num_tokens += sum(len(output.token_ids) for output in outputs)
+                self.on_outputs(outputs)
+
+    def _advance(self, request_id: str, tokens: tuple[int, ...]) -> EngineOutput:
+        left = self._running[request_id]
+        if left > len(tokens):
+            self._running[request_id] = left - len(tokens)
+            return EngineOutput(request_id, 0, tokens)
+        del self._running[request_id]
+        return EngineOutput(
+            request_id, 0, tokens[:left], finish_reason=FinishReason.LENGTH, request_finished=True
+        )
 
     async def wait_dead(self, timeout_s: float) -> None:
         """Wait: it never ends by itself."""
