@@ -1,6 +1,6 @@
 {{/* Refuses values that cannot work together; what one value may be is in values.schema.json. */}}
 {{- define "inferq.check" -}}
-{{- if not .Values.pools }}
+{{- if not (include "inferq.pools" . | fromJson) }}
 {{- fail "pools: name at least one pool of workers, such as pools.chat.model=Qwen/Qwen3-8B." }}
 {{- end }}
 {{- include "inferq.checkServer" . }}

@@ -2,10 +2,13 @@
 {{- define "inferq.pools" -}}
 {{- $pools := dict }}
 {{- range $name, $own := .Values.pools }}
-{{- $pool := mustMergeOverwrite (deepCopy $.Values.worker) (deepCopy (default dict $own)) }}
+{{- /* null takes a pool of an earlier file of values away */}}
+{{- if not (kindIs "invalid" $own) }}
+{{- $pool := mustMergeOverwrite (deepCopy $.Values.worker) (deepCopy $own) }}
 {{- $_ := set $pool "queue" (default $name $pool.queue) }}
 {{- $_ := set $pool "modelName" (default (base $pool.model) $pool.servedModelName) }}
 {{- $_ := set $pools $name $pool }}
+{{- end }}
 {{- end }}
 {{- toJson $pools }}
 {{- end -}}

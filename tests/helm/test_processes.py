@@ -1,0 +1,217 @@
+"""What the chart starts is what the processes are: flags, variables, ports, paths and times."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from inferq.producer.gateway import command as gateway_command
+from inferq.producer.gateway import health as gateway_health
+from inferq.protocol.servers import ServerUrl
+from inferq.worker import command as worker_command
+from inferq.worker import service as worker_service
+from inferq.worker.probes import WorkerProbes
+from inferq.worker.settings import WorkerSettings, load_settings
+
+#: Variables that other libraries of the containers read.
+FOREIGN = {
+    *("HOME", "HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE"),
+    *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"),
+}
+#: Variables that only the URL before them reads.
+FOR_URLS = {"REDIS_PASSWORD", "SENTINEL_PASSWORD"}
+#: What scenarios give as `extraEnv`.
+GIVEN = {"HTTPS_PROXY", "SSL_CERT_FILE"}
+SECRET = "s3cret-of_a.role~"
+
+
+def environment_of(container: Mapping[str, Any]) -> dict[str, str]:
+    """The variables as the process sees them: references have been put in, in order."""
+    environment: dict[str, str] = {}
+    for variable in container.get("env", ()):
+        assert variable["name"] not in environment
+        value = variable.get("value", SECRET)
+        for name in re.findall(r"\$\((\w+)\)", value):
+            value = value.replace(f"$({name})", environment[name])
+        environment[variable["name"]] = value
+    return environment
+
+
+@pytest.fixture
+def as_process(monkeypatch: pytest.MonkeyPatch):
+    """Makes the environment that of a container, without what this process inherited."""
+
+    def apply(container: Mapping[str, Any]) -> dict[str, str]:
+        import os
+
+        for name in [name for name in os.environ if name.startswith("INFERQ_")]:
+            monkeypatch.delenv(name)
+        environment = environment_of(container)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return environment
+
+    return apply
+
+
+def worker_settings(container: Mapping[str, Any]) -> WorkerSettings:
+    program, *arguments = container["args"]
+    assert program == "worker"
+    return load_settings(vars(worker_command.build_parser().parse_args(arguments)))
+
+
+def test_workers_start_with_settings_that_the_model_accepts(rendering, as_process) -> None:
+    for pod in rendering.workers():
+        environment = as_process(pod.main)
+        settings = worker_settings(pod.main)
+        assert settings.worker_name == SECRET  # the pod's name, which comes by reference
+        assert pod.owner["metadata"]["labels"]["inferq-partition"] == str(settings.partition)
+        unknown = set(environment) - FOREIGN - FOR_URLS - GIVEN
+        assert all(name.startswith("INFERQ_") for name in unknown), unknown
+        assert not settings.redis_url.get_secret_value().endswith(")")
+
+
+def test_gateways_start_with_settings_that_the_model_accepts(rendering, as_process) -> None:
+    served = {}
+    partitions = set()
+    for pod in rendering.workers():
+        as_process(pod.main)
+        settings = worker_settings(pod.main)
+        partitions.add(settings.partition)
+        for name in (settings.model_name, *(settings.lora_adapters or ())):
+            served[name] = settings.queue
+    for pod in (pod for pod in rendering.pods if pod.component == "gateway"):
+        environment = as_process(pod.main)
+        program, *arguments = pod.main["args"]
+        assert program == "gateway"
+        given = vars(gateway_command.build_parser().parse_args(arguments))
+        settings = gateway_command.read_settings(given)
+        assert settings.models == served
+        assert set(settings.queues) == set(served.values())
+        assert settings.partitions == len(partitions) == max(partitions) + 1
+        assert settings.accept_without_workers
+        assert settings.host == "0.0.0.0"
+        assert settings.port == pod.main["ports"][0]["containerPort"]
+        assert set(environment) <= {"INFERQ_REDIS_URL", *FOR_URLS, *GIVEN}
+
+
+def test_a_flag_arrives_as_what_was_written(helm4, as_process) -> None:
+    [pod] = helm4.scenario("tensor-parallel").workers()
+    as_process(pod.main)
+    settings = worker_settings(pod.main)
+    assert settings.kv_cache_memory == 21_474_836_480
+    assert settings.gpu_memory_utilization == 0.95
+    assert settings.tensor_parallel_size == 2
+    assert pod.main["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    [pod] = [p for p in helm4.scenario("several-pools").workers() if p.name.endswith("-small")]
+    as_process(pod.main)
+    settings = worker_settings(pod.main)
+    assert (settings.device, settings.quantization) == ("cpu", "int8")
+    assert settings.enable_prefix_caching is False
+    assert "nvidia.com/gpu" not in str(pod.main["resources"])
+    [pod] = helm4.scenario("lora").workers()
+    as_process(pod.main)
+    adapters = {"polite": "/adapters/polite", "legal/terse": "/adapters/terse"}
+    assert worker_settings(pod.main).lora_adapters == adapters
+
+
+@pytest.mark.parametrize(
+    ("scenario", "url"),
+    [
+        ("minimal", f"redis://worker:{SECRET}@release-inferq-valkey:6379/0"),
+        (
+            "tls-acl",
+            f"rediss://worker:{SECRET}@redis.data.svc.cluster.local:6380/2"
+            "?ssl_ca_certs=/etc/inferq/redis-ca/ca.crt",
+        ),
+        (
+            "cluster-partitions",
+            f"redis+cluster://worker:{SECRET}@redis-0.redis.data:6379,redis-1.redis.data:6379",
+        ),
+        (
+            "sentinel",
+            f"redis+sentinel://worker:{SECRET}@sentinel-0.redis.data:26379,"
+            f"sentinel-1.redis.data:26379/inferq/0?sentinel_password={SECRET}",
+        ),
+    ],
+)
+def test_the_url_says_where_the_server_is(helm4, scenario: str, url: str) -> None:
+    for pod in helm4.scenario(scenario).workers():
+        given = environment_of(pod.main)["INFERQ_REDIS_URL"]
+        assert given == url
+        ServerUrl.parse(given)
+
+
+def test_probes_ask_paths_that_the_processes_serve(rendering) -> None:
+    served = {
+        "worker": set(WorkerProbes.__new__(WorkerProbes).checks),
+        "gateway": {route.path for route in gateway_health.router.routes},
+    }
+    for pod in rendering.pods:
+        if pod.component not in served:
+            continue
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert pod.main[probe]["httpGet"]["path"] in served[pod.component]
+        assert pod.main["livenessProbe"]["httpGet"]["path"] == "/livez"
+        assert pod.main["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_the_health_port_is_the_one_that_is_probed(rendering, as_process) -> None:
+    for pod in rendering.workers():
+        as_process(pod.main)
+        [port] = pod.main["ports"]
+        assert worker_settings(pod.main).health_port == port["containerPort"]
+
+
+def test_a_worker_has_time_to_drain_and_hand_over(rendering, as_process) -> None:
+    for pod in rendering.workers():
+        as_process(pod.main)
+        needs = worker_settings(pod.main).drain_timeout_s
+        needs += 2 * worker_service.HAND_OVER_S + worker_service.CLAIM_END_S
+        assert pod.spec["terminationGracePeriodSeconds"] > needs
+
+
+def test_a_gateway_has_time_to_end(rendering, as_process) -> None:
+    for pod in (pod for pod in rendering.pods if pod.component == "gateway"):
+        as_process(pod.main)
+        given = vars(gateway_command.build_parser().parse_args(pod.main["args"][1:]))
+        settings = gateway_command.read_settings(given)
+        needs = settings.shutdown_delay_s + settings.shutdown_timeout_s
+        assert pod.spec["terminationGracePeriodSeconds"] > needs + 5
+
+
+def test_a_worker_may_load_for_as_long_as_an_update_waits(rendering) -> None:
+    for pod in rendering.workers():
+        probe = pod.main["startupProbe"]
+        load_s = probe["periodSeconds"] * probe["failureThreshold"]
+        assert load_s >= 1800
+        assert pod.owner["spec"]["progressDeadlineSeconds"] > load_s
+
+
+def test_folders_that_the_processes_write_are_volumes(rendering) -> None:
+    for pod in rendering.workers():
+        mounts = {mount["mountPath"] for mount in pod.main["volumeMounts"]}
+        environment = environment_of(pod.main)
+        for name in ("HOME", "HF_HOME", "INFERQ_CACHE", "TRITON_CACHE_DIR"):
+            assert any(environment[name].startswith(mount) for mount in mounts), name
+
+
+def test_the_helm_test_is_a_program_that_asks_every_model(rendering) -> None:
+    for manifest in rendering.of_kind("Pod"):
+        assert manifest["metadata"]["annotations"]["helm.sh/hook"] == "test"
+        [container] = manifest["spec"]["containers"]
+        ast.parse(container["command"][2])
+        environment = environment_of(container)
+        read = set(re.findall(r'environ(?:\.get\(|\[)"(\w+)"', container["command"][2]))
+        assert read | {"INFERQ_REDIS_URL", "INFERQ_PARTITIONS"} >= set(environment) - FOR_URLS
+        queues = {
+            argument.removeprefix("--queue=")
+            for pod in rendering.workers()
+            for argument in pod.main["args"]
+            if argument.startswith("--queue=")
+        }
+        assert set(ast.literal_eval(environment["MODELS"])) == queues

@@ -1,0 +1,78 @@
+"""What keeps pods harmless: no root, no token, no secret where it could be read."""
+
+from __future__ import annotations
+
+import base64
+
+
+def test_every_pod_meets_the_restricted_standard(rendering) -> None:
+    for pod in rendering.pods:
+        context = pod.spec["securityContext"]
+        assert context["runAsNonRoot"] is True
+        assert context["runAsUser"] > 0
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        container = pod.main["securityContext"]
+        assert container["allowPrivilegeEscalation"] is False
+        assert container["readOnlyRootFilesystem"] is True
+        assert container["capabilities"] == {"drop": ["ALL"]}
+        assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(pod.spec)
+
+
+def test_no_pod_gets_a_token_or_the_services_variables(rendering) -> None:
+    for pod in rendering.pods:
+        assert pod.spec["automountServiceAccountToken"] is False
+        assert pod.spec["enableServiceLinks"] is False
+    for account in rendering.of_kind("ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+    assert rendering.of_kind("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding") == []
+
+
+def test_passwords_stand_in_secrets_alone(helm4) -> None:
+    rendering = helm4.scenario("scale-to-zero")
+    [secret] = rendering.of_kind("Secret")
+    passwords = [base64.b64decode(value).decode() for value in secret["data"].values()]
+    assert len(passwords) == len(set(passwords)) == 4
+    assert all(len(password) == 40 and password.isalnum() for password in passwords)
+    assert all(rendering.text.count(password) == 0 for password in passwords)
+
+
+def test_secrets_come_by_reference_and_never_in_arguments(rendering) -> None:
+    for pod in rendering.pods:
+        words = " ".join([*pod.main.get("args", ()), *pod.main.get("command", ())])
+        assert "PASSWORD)" not in words
+        assert "TOKEN" not in words
+        for variable in pod.main.get("env", ()):
+            if any(part in variable["name"] for part in ("PASSWORD", "TOKEN")):
+                assert "secretKeyRef" in variable["valueFrom"], variable["name"]
+
+
+def test_the_images_have_a_tag_or_a_digest_and_never_latest(rendering) -> None:
+    for pod in rendering.pods:
+        repository, _, tag = pod.main["image"].rpartition(":")
+        assert repository
+        assert tag not in ("", "latest")
+
+
+def test_network_policies_let_out_only_to_names_the_server_and_downloads(helm4) -> None:
+    rendering = helm4.scenario("no-gateway")
+    policy = rendering.named("NetworkPolicy", "-worker")
+    assert policy["spec"]["ingress"] == []
+    ports = [[port["port"] for port in rule["ports"]] for rule in policy["spec"]["egress"]]
+    assert ports == [[53, 53], [6379]]
+    assert rendering.named("NetworkPolicy", "-valkey")["spec"]["egress"] == []
+    policy = helm4.scenario("tls-acl").named("NetworkPolicy", "-worker")
+    ports = [[port["port"] for port in rule["ports"]] for rule in policy["spec"]["egress"]]
+    assert ports == [[53, 53], [6380], [443]]
+
+
+def test_whoever_needs_the_bundled_server_may_reach_it(helm4) -> None:
+    rendering = helm4.scenario("every-option")
+    [rule] = rendering.named("NetworkPolicy", "-valkey")["spec"]["ingress"]
+    components = {
+        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for peer in rule["from"]
+        if "podSelector" in peer
+    }
+    assert components == {"worker", "gateway", "test"}
+    namespaces = [peer["namespaceSelector"] for peer in rule["from"] if "namespaceSelector" in peer]
+    assert namespaces == [{"matchLabels": {"kubernetes.io/metadata.name": "scaling"}}]
