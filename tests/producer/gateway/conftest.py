@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import structlog
 
 
 def _load_stand_in() -> ModuleType:
@@ -77,6 +79,17 @@ def start_gateway(valkey_url: str, queue: str) -> Iterator[Callable[..., Any]]:
     yield start
     for running in started:
         running.stop()
+
+
+@pytest.fixture
+def keep_logging() -> Iterator[None]:
+    """Undo at the end what the test did to logging."""
+    root = logging.getLogger()
+    before = root.handlers, root.level, logging.getLogger("inferq").level
+    yield
+    root.handlers, root.level = before[:2]
+    logging.getLogger("inferq").setLevel(before[2])
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from inferq.producer.gateway.keys import KeyRing
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import Lane
+from inferq.runtime.logs import configure_logging
 
 
 def entry(name: str, key: str, **more: Any) -> dict[str, Any]:
@@ -196,21 +196,15 @@ async def test_every_path_but_health_and_pages_needs_a_key(
         assert answer.json() == {"object": "list", "data": []}
 
 
+@pytest.mark.usefixtures("keep_logging")
 async def test_a_key_is_never_logged(
     make_client: Callable[..., httpx.AsyncClient], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from inferq.runtime.logs import configure_logging
-
-    root = logging.getLogger()
-    before = root.handlers, root.level
     configure_logging("debug", "json")
-    try:
-        async with make_client() as client:
-            await client.get("/v1/models", headers=bearer("sk-the-secret"))
-            await client.get("/v1/models?key=sk-the-secret", headers={"api-key": "sk-the-secret"})
-            await client.get("/v1/models", headers={"Authorization": "sk-the-secret"})
-    finally:
-        root.handlers, root.level = before
+    async with make_client() as client:
+        await client.get("/v1/models", headers=bearer("sk-the-secret"))
+        await client.get("/v1/models?key=sk-the-secret", headers={"api-key": "sk-the-secret"})
+        await client.get("/v1/models", headers={"Authorization": "sk-the-secret"})
     logged = capfd.readouterr().err
     assert '"path": "/v1/models"' in logged
     assert "sk-the-secret" not in logged
