@@ -62,11 +62,11 @@ def _check_fields(place: str, told: Mapping[str, Any]) -> None:
             raise InvalidRequestError(f"belongs to role {role}", field=f"{place}.{name}")
 
 
-def _content(place: str, content: Any, told: Mapping[str, Any]) -> str | None:
+def _content(place: str, content: Any, told: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         return content
     if content is None and "tool_calls" in told:
-        return None
+        return ""  # as in vLLM: many templates add it to other text without a look
     if not isinstance(content, list):
         raise InvalidRequestError("must be text, or a list of parts of type text", field=place)
     return PART_SEPARATOR.join(_part(f"{place}[{k}]", part) for k, part in enumerate(content))

@@ -198,7 +198,7 @@ def test_messages_keep_what_templates_know_and_lose_what_is_empty() -> None:
     assert prompt["messages"] == [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "name": "Ann", "content": "one\ntwo"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "3"},
     ]
 
