@@ -1,0 +1,159 @@
+"""The bundled server's own files, run by a real Valkey: its users can do their work and no more."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from inferq import Client
+from inferq.embedded import bundled_binary
+from inferq.protocol.acl import Role, acl_rules
+from inferq.protocol.keys import Lane, QueueKeys
+
+PASSWORDS = {role: f"{role}pass" for role in ("worker", "gateway", "keda", "admin")}
+#: What KEDA sends for a trigger of the type `redis`, which counts by the key's type.
+COUNT = """
+local kind = redis.call('type', KEYS[1]).ok
+return redis.call(({zset = 'zcard', none = 'llen', list = 'llen'})[kind], KEYS[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def files(helm_of) -> dict[str, str]:
+    configmap = helm_of("4").scenario("several-pools").named("ConfigMap", "-valkey")
+    data: dict[str, str] = configmap["data"]
+    return data
+
+
+@pytest.fixture(scope="module")
+def users(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `start.sh` writes before it becomes the server."""
+    folder = tmp_path_factory.mktemp("run")
+    script = files["start.sh"].replace("/run/valkey", str(folder))
+    script = script.replace("exec valkey-server", "echo valkey-server")
+    environment = {f"{role.upper()}_PASSWORD": text for role, text in PASSWORDS.items()}
+    done = subprocess.run(
+        ["sh", "-c", script], env={"PATH": "/usr/bin:/bin", **environment},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "valkey-server /etc/valkey/valkey.conf\n"
+    return folder / "users.acl"
+
+
+@pytest.fixture(scope="module")
+def url_of(files, users: Path, tmp_path_factory) -> Iterator[Callable[[str], str]]:
+    """The URL of a role, at a server that runs the rendered file; where it lies differs."""
+    data, port = tmp_path_factory.mktemp("data"), free_port()
+    configuration = files["valkey.conf"]
+    for rendered, here in (
+        ("port 6379", f"port {port}\nbind 127.0.0.1"),
+        ("dir /data", f"dir {data}"),
+        ("aclfile /run/valkey/users.acl", f"aclfile {users}"),
+    ):
+        assert rendered in configuration
+        configuration = configuration.replace(rendered, here)
+    (data / "valkey.conf").write_text(configuration)
+    command = [str(bundled_binary()), str(data / "valkey.conf")]
+    with (data / "log").open("wb") as log, subprocess.Popen(command, stdout=log) as server:
+        try:
+            wait_for_server(f"redis://probe:probe@127.0.0.1:{port}/0", server, data / "log")
+            yield lambda role: f"redis://{role}:{PASSWORDS[role]}@127.0.0.1:{port}/0"
+        finally:
+            server.terminate()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for_server(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 30
+    with redis.Redis.from_url(url) as client:
+        while True:
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            try:
+                client.ping()
+            except redis.exceptions.ConnectionError:
+                time.sleep(0.02)
+            else:
+                return
+
+
+def test_the_rules_are_the_protocols(users: Path) -> None:
+    rules = {line.split()[1]: line.split()[4:] for line in users.read_text().splitlines()[3:]}
+    for name, role in (("worker", Role.WORKER), ("gateway", Role.PRODUCER)):
+        for queue in ("chat", "small"):
+            assert set(acl_rules(role, queue).split()) <= set(rules[name])
+        assert set(rules[name]) == {
+            rule for queue in ("chat", "small") for rule in acl_rules(role, queue).split()
+        }
+
+
+def test_the_settings_are_those_that_the_protocol_asks_for(files: dict[str, str]) -> None:
+    lines = files["valkey.conf"].splitlines()
+    for line in (
+        "appendonly yes",
+        "maxmemory-policy noeviction",
+        "stream-node-max-bytes 1024",
+        "aclfile /run/valkey/users.acl",
+    ):
+        assert line in lines
+
+
+def test_nobody_comes_in_without_a_password(users: Path) -> None:
+    assert users.read_text().splitlines()[0] == "user default off"
+    assert users.stat().st_mode & 0o077 == 0
+
+
+def test_a_gateway_submits_and_a_scaler_counts_what_it_submitted(url_of) -> None:
+    keys = QueueKeys("chat")
+    with Client(url_of("gateway"), queue="chat") as client:
+        client.submit([1, 2, 3])
+        client.submit([1, 2, 3], lane="high")
+        client.submit([1, 2, 3], delay_s=3600)
+    with redis.Redis.from_url(url_of("keda")) as scaler:
+        assert [scaler.xlen(keys.jobs(lane)) for lane in Lane] == [1, 1, 0]
+        assert scaler.eval(COUNT, 1, keys.delayed) == 1
+        assert scaler.eval(COUNT, 1, QueueKeys("small").delayed) == 0
+
+
+def test_a_scaler_can_do_nothing_else(url_of) -> None:
+    keys = QueueKeys("chat")
+    with redis.Redis.from_url(url_of("keda")) as scaler:
+        for attempt in (
+            lambda: scaler.xrange(keys.jobs(Lane.NORMAL)),
+            lambda: scaler.xadd(keys.jobs(Lane.NORMAL), {"a": "b"}),
+            lambda: scaler.delete(keys.delayed),
+            lambda: scaler.hgetall(keys.load),
+            lambda: scaler.xlen("another:key"),
+            lambda: scaler.keys("*"),
+        ):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                attempt()
+
+
+def test_no_user_reaches_another_queue(url_of) -> None:
+    for role in ("worker", "gateway"):
+        with redis.Redis.from_url(url_of(role)) as client:
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.hgetall(QueueKeys("other").load)
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.flushall()
+
+
+def test_a_probe_needs_no_password_and_may_only_ping(url_of) -> None:
+    url = url_of("keda").replace("keda:kedapass", "probe:probe")
+    with redis.Redis.from_url(url) as probe:
+        assert probe.ping()
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            probe.info()
