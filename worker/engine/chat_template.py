@@ -93,10 +93,10 @@ class ChatTemplate:
 
 
 def _shown(message: ChatMessage) -> dict[str, Any]:
-    """Return a message as templates expect it: without what it lacks, arguments as objects."""
+    """Return a message as templates expect it: with some content, and arguments as objects."""
     shown: dict[str, Any] = {"role": message.role, **message.extra}
-    if message.content is not None:
-        shown["content"] = message.content
+    # Many templates put a string before it, and would fail on what is none.
+    shown["content"] = message.content or ""
     if (reasoning := message.extra.get("reasoning_content")) is not None:
         shown["thinking"] = reasoning  # the name in some templates
     if calls := message.extra.get("tool_calls"):

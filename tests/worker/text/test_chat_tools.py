@@ -40,7 +40,6 @@ TOOLS_TEMPLATE = (
     "{% for call in m.tool_calls or [] %}{{ call.function.name }}:"
     "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }};{% endfor %}"
     "{{ call.function.arguments | tojson }}{% endfor %}"
-    "{% if 'content' not in m %}(none){% endif %}"
     "{% if m.tool_call_id is defined %}#{{ m.tool_call_id }}/{{ m.name }}{% endif %}"
     "{% endfor %}"
     "{% if enable_thinking is defined and enable_thinking is false %}<no-think>{% endif %}"
@@ -64,12 +63,11 @@ def in_transformers(template: str, messages: list[dict[str, Any]], **options: An
 
 
 def as_maps(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as users of transformers write them: arguments as objects, no empty content."""
+    """The messages as users of transformers write them: arguments as objects, content as text."""
     maps = []
     for message in messages:
         shown = {"role": message.role, **json.loads(json.dumps(message.extra))}
-        if message.content is not None:
-            shown["content"] = message.content
+        shown["content"] = message.content or ""
         for call in shown.get("tool_calls", []):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         maps.append(shown)
@@ -93,7 +91,10 @@ def test_a_conversation_with_tools_renders_as_in_transformers(tools: list[Any], 
     names = {"enable_thinking": thinks}
     assert render(TOOLS_TEMPLATE, TURNS, tools=tools, names=names) == expected
     assert "city=Příbram;days=2;" in expected
-    assert "(none)" in expected
+
+
+def test_a_message_without_content_has_empty_text_since_templates_put_strings_before_it():
+    assert render("{% for m in messages %}{{ '>' + m.content }}{% endfor %}", TURNS[2:3]) == ">"
 
 
 def test_no_tools_are_none_in_a_template():
