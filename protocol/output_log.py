@@ -21,10 +21,10 @@ MAX_EVENT_TOKENS: Final = 2048
 MAX_EVENT_LOGPROBS: Final = 2**17
 #: Bytes of a log-probability in an event, of a token's text besides the text, of a token id.
 LOGPROB_BYTES: Final = 15
-TOKEN_TEXT_BYTES: Final = 9
+TOKEN_TEXT_BYTES: Final = 8
 TOKEN_ID_BYTES: Final = 5
 #: Bytes of an event that its other parts may take.
-EVENT_MARGIN: Final = 2**19
+EVENT_MARGIN: Final = 2**16
 
 
 @dataclass(slots=True)
