@@ -62,30 +62,93 @@ template <class Body> void with_types(std::int32_t x, std::int32_t weight, const
     });
 }
 
+// Fetches the panel behind the present one into the second cache while this one is multiplied, each
+// tile its share. Without it the first tile of every panel waits for memory: 3072 x 576 float32,
+// GFLOP/s by rows, before and after: 16: 176, 210; 32: 200, 221; 64: 208, 220.
+struct Ahead {
+    const char* next;
+    std::int64_t bytes;  // in a step
+
+    Ahead(const void* panel, std::int64_t size, std::int64_t steps, const Place& place, int rows)
+        : next(static_cast<const char*>(panel) + size + size * place.begin / place.of),
+          // A tile that is alone leaves no time: the processor's own prefetching is as good.
+          bytes(rows < place.of ? size * rows / place.of / steps : 0) {}
+
+    void fetch(std::int64_t step) const {
+        const char* line = next + step * bytes;
+        if (bytes > 0) __builtin_prefetch(line, 0, SECOND_CACHE);
+        if (bytes > CACHE_LINE) __builtin_prefetch(line + CACHE_LINE, 0, SECOND_CACHE);
+    }
+
+  private:
+    static constexpr int SECOND_CACHE = 2, CACHE_LINE = 64;
+};
+
+// Interleaves rows of 32-bit words: target[step * rows + row] = word `step` of the row. `stride` is
+// in bytes.
+template <class Word>
+void interleave_words(const char* x, std::int64_t stride, int rows, std::int64_t steps,
+                      Word* target) {
+    static_assert(sizeof(Word) == 4);
+    std::int64_t done = 0;
+#if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+    // Four steps of four rows at a time; the last four rows may overlap those before them.
+    for (; rows >= 4 && done + 4 <= steps; done += 4)
+        for (int row = 0; row < rows; row += 4) {
+            const int at = std::min(row, rows - 4);
+            Quad in[4];
+            for (int i = 0; i < 4; ++i)
+                std::memcpy(&in[i], x + (at + i) * stride + done * 4, sizeof in[i]);
+            const Quad low[] = {__builtin_shufflevector(in[0], in[1], 0, 4, 1, 5),
+                                __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5)};
+            const Quad high[] = {__builtin_shufflevector(in[0], in[1], 2, 6, 3, 7),
+                                 __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7)};
+            const Quad out[] = {__builtin_shufflevector(low[0], low[1], 0, 1, 4, 5),
+                                __builtin_shufflevector(low[0], low[1], 2, 3, 6, 7),
+                                __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5),
+                                __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7)};
+            for (int i = 0; i < 4; ++i)
+                std::memcpy(target + (done + i) * rows + at, &out[i], sizeof out[i]);
+        }
+#endif
+    for (int row = 0; row < rows; ++row)
+        for (std::int64_t step = done; step < steps; ++step)
+            std::memcpy(target + step * rows + row, x + row * stride + step * 4, 4);
+}
+
 template <class X, class W>
 void linear(const X* x, std::int64_t x_stride, const W* weight, const Shape& shape,
             const Output<X>& output) {
     using K = Kernel<X, W>;
+    using Value = typename K::Value;
     const std::int64_t steps = ceil_div(shape.inputs, K::STEP);
-    auto* interleaved = scratch<typename K::Value>(shape.rows * steps);
+    const std::int64_t chunk = chunk_rows(shape, steps * sizeof(Value));
     run<K::TILE>(
-        shape,
-        [&](std::int64_t first, int rows) {
-            auto* target = interleaved + first * steps;
-            for (int row = 0; row < rows; ++row) {
-                const X* from = x + (first + row) * x_stride;
+        shape, chunk,
+        [&](const Place& place, int rows) {
+            Value* target = scratch<Value>(chunk * steps) + place.begin * steps;
+            const X* tile = x + place.row * x_stride;
+            if (sizeof(X) * K::STEP == sizeof(Value) && shape.inputs % K::STEP == 0) {
+                interleave_words(reinterpret_cast<const char*>(tile), x_stride * sizeof(X), rows,
+                                 steps, target);
+                return;
+            }
+            for (int row = 0; row < rows; ++row)
                 for (std::int64_t step = 0; step < steps; ++step) {
                     const std::int64_t k = step * K::STEP;
-                    target[step * rows + row] = K::value(from + k, shape.inputs - k);
+                    target[step * rows + row] =
+                        K::value(tile + row * x_stride + k, shape.inputs - k);
                 }
-            }
         },
-        [&](auto rows, std::int64_t first, std::int64_t panel) {
+        [&](const Place& place, auto rows, std::int64_t panel) {
             constexpr int ROWS = decltype(rows)::value;
-            const W* from = weight + panel * steps * PANEL * K::STEP;
-            const auto* value = interleaved + first * steps;
+            const std::int64_t panel_size = steps * PANEL * K::STEP;
+            const W* from = weight + panel * panel_size;
+            const Value* value = scratch<Value>(chunk * steps) + place.begin * steps;
+            const Ahead ahead(from, panel_size * sizeof(W), steps, place, ROWS);
             Vec sums[ROWS][2] = {};
             for (std::int64_t step = 0; step < steps; ++step) {
+                ahead.fetch(step);
                 const auto low = K::factors(from), high = K::factors(from + LANES * K::STEP);
 #pragma GCC unroll 16
                 for (int row = 0; row < ROWS; ++row) {
@@ -96,7 +159,7 @@ void linear(const X* x, std::int64_t x_stride, const W* weight, const Shape& sha
                 value += ROWS;
             }
             write_tile(sums, panel, shape.outputs, [&](int row, std::int64_t column, Vec sum, int n) {
-                output.write(first + row, column, sum, n);
+                output.write(place.row + row, column, sum, n);
             });
         });
 }

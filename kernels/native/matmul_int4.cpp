@@ -57,29 +57,36 @@ template <class T>
 void linear(const T* x, std::int64_t x_stride, const Weight& weight, const Shape& shape,
             const Output<T>& output) {
     const std::int64_t steps = weight.steps(), row_steps = steps * weight.groups;
-    auto* interleaved = scratch<bytes::Four>(shape.rows * row_steps * 2);
-    auto* parts = scratch<quantize::Group>(shape.rows * weight.groups);
+    const std::int64_t chunk = chunk_rows(shape, row_steps * 2 * sizeof(bytes::Four));
     run<bytes::TILE>(
-        shape,
-        [&](std::int64_t first, int rows) {
-            std::fill_n(interleaved + first * row_steps * 2, rows * row_steps * 2, 0);
+        shape, chunk,
+        [&](const Place& place, int rows) {
+            auto* interleaved =
+                scratch<bytes::Four>(chunk * row_steps * 2) + place.begin * row_steps * 2;
+            auto* parts =
+                scratch<quantize::Group>(chunk * weight.groups) + place.begin * weight.groups;
+            std::fill_n(interleaved, rows * row_steps * 2, 0);
             for (int row = 0; row < rows; ++row)
                 for (std::int64_t group = 0; group < weight.groups; ++group)
-                    parts[first * weight.groups + group * rows + row] = quantize::write_bytes(
-                        x + (first + row) * x_stride + group * weight.group_size,
+                    parts[group * rows + row] = quantize::write_bytes(
+                        x + (place.row + row) * x_stride + group * weight.group_size,
                         weight.group_size,
-                        interleaved + (first * row_steps + group * steps * rows) * 2 + row, rows);
+                        interleaved + group * steps * rows * 2 + row, rows);
         },
-        [&](auto rows, std::int64_t first, std::int64_t panel) {
+        [&](const Place& place, auto rows, std::int64_t panel) {
             constexpr int ROWS = decltype(rows)::value;
+            const auto* interleaved =
+                scratch<bytes::Four>(chunk * row_steps * 2) + place.begin * row_steps * 2;
+            const auto* parts =
+                scratch<quantize::Group>(chunk * weight.groups) + place.begin * weight.groups;
             Vec totals[ROWS][2] = {};
             for (std::int64_t group = 0; group < weight.groups; ++group) {
                 const std::int64_t index = panel * weight.groups + group;
                 IntVec sums[ROWS][2] = {};
                 sum_group<ROWS>(sums, weight.bytes + index * steps * PANEL * BYTES,
-                                interleaved + (first * row_steps + group * steps * ROWS) * 2,
+                                interleaved + group * steps * ROWS * 2,
                                 steps);
-                const auto* part = parts + first * weight.groups + group * ROWS;
+                const auto* part = parts + group * ROWS;
                 for (int half = 0; half < 2; ++half) {
                     const std::int64_t at = index * PANEL + half * LANES;
                     const Vec scale = load(weight.scales + at), zero = load_zeros(weight.zeros + at);
@@ -92,7 +99,7 @@ void linear(const T* x, std::int64_t x_stride, const Weight& weight, const Shape
             }
             write_tile(totals, panel, shape.outputs,
                        [&](int row, std::int64_t column, Vec sum, int count) {
-                           output.write(first + row, column, sum, count);
+                           output.write(place.row + row, column, sum, count);
                        });
         });
 }

@@ -34,23 +34,24 @@ template <class T>
 void linear(const T* x, std::int64_t x_stride, const std::uint8_t* weight, const float* scales,
             const Shape& shape, const Output<T>& output) {
     const std::int64_t steps = ceil_div(shape.inputs, STEP), groups = ceil_div(shape.inputs, GROUP);
-    auto* interleaved = scratch<bytes::Four>(shape.rows * steps);
-    auto* parts = scratch<quantize::Group>(shape.rows * groups);
+    const std::int64_t chunk = chunk_rows(shape, steps * sizeof(bytes::Four));
     run<bytes::TILE>(
-        shape,
-        [&](std::int64_t first, int rows) {
+        shape, chunk,
+        [&](const Place& place, int rows) {
+            auto* interleaved = scratch<bytes::Four>(chunk * steps) + place.begin * steps;
+            auto* parts = scratch<quantize::Group>(chunk * groups) + place.begin * groups;
             for (int row = 0; row < rows; ++row)
                 for (std::int64_t group = 0; group < groups; ++group)
-                    parts[first * groups + group * rows + row] = quantize::write_bytes(
-                        x + (first + row) * x_stride + group * GROUP,
+                    parts[group * rows + row] = quantize::write_bytes(
+                        x + (place.row + row) * x_stride + group * GROUP,
                         std::min<std::int64_t>(GROUP, shape.inputs - group * GROUP),
-                        interleaved + first * steps + group * GROUP_STEPS * rows + row, rows);
+                        interleaved + group * GROUP_STEPS * rows + row, rows);
         },
-        [&](auto rows, std::int64_t first, std::int64_t panel) {
+        [&](const Place& place, auto rows, std::int64_t panel) {
             constexpr int ROWS = decltype(rows)::value;
             const std::uint8_t* from = weight + panel * steps * PANEL * STEP;
-            const bytes::Four* value = interleaved + first * steps;
-            const quantize::Group* part = parts + first * groups;
+            const auto* value = scratch<bytes::Four>(chunk * steps) + place.begin * steps;
+            const auto* part = scratch<quantize::Group>(chunk * groups) + place.begin * groups;
             Vec totals[ROWS][2] = {};
             for (std::int64_t step = 0; step < steps; step += GROUP_STEPS) {
                 const std::int64_t count = std::min<std::int64_t>(GROUP_STEPS, steps - step);
@@ -65,7 +66,7 @@ void linear(const T* x, std::int64_t x_stride, const std::uint8_t* weight, const
             }
             write_tile(totals, panel, shape.outputs,
                        [&](int row, std::int64_t column, Vec sum, int count) {
-                           output.write(first + row, column, sum * load(scales + column), count);
+                           output.write(place.row + row, column, sum * load(scales + column), count);
                        });
         });
 }
