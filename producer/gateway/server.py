@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from inferq.producer.gateway.settings import GatewaySettings
 from inferq.protocol.errors import InvalidRequestError
 
 logger = structlog.get_logger("inferq.gateway")
+
+_UVICORN_LOGGER: Final = logging.getLogger("uvicorn.error")
 
 #: Connections that may wait to be accepted.
 BACKLOG: Final = 2048
@@ -76,6 +79,7 @@ class GatewayServer:
                 on_ready()
             await serving
         finally:
+            _UVICORN_LOGGER.removeFilter(_is_no_cut_stream)
             starting.cancel()
             ending.cancel()
             self._socket.close()
@@ -88,6 +92,7 @@ class GatewayServer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.shutdown_delay_s):
                 await hurry.wait()
+        _UVICORN_LOGGER.addFilter(_is_no_cut_stream)
         in_flight.closing.set()
         self._server.should_exit = True
         await hurry.wait()
@@ -109,6 +114,11 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _is_no_cut_stream(record: logging.LogRecord) -> bool:
+    """Whether a log line says something else than that a stream was cut, as all are at the end."""
+    return "without completing response" not in record.getMessage()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -72,7 +72,7 @@ class EventStream(Response):
                 await end_tasks([sending, gone, closing])
             if not sending.cancelled():
                 sending.result()
-            elif not gone.done():
+            elif gone.cancelled():  # by us: the client is still there
                 await self._say_goodbye(scope, receive, send)
 
     async def _say_goodbye(self, scope: Scope, receive: Receive, send: Send) -> None:

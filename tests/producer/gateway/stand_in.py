@@ -318,6 +318,12 @@ class RunningGateway:
         """End it as SIGTERM does, and wait until it is gone."""
         self._thread.stop()
 
+    def __enter__(self) -> RunningGateway:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the gateway's own loop."""
         return self._thread.run(work)
