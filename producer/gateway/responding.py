@@ -27,15 +27,17 @@ from inferq.producer.gateway.event_writer import (
 from inferq.producer.gateway.following import follow, merge
 from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.limits import Admission
-from inferq.producer.gateway.note import MAX_LISTED_JOBS
+from inferq.producer.gateway.note import MAX_LISTED_JOBS, Kind
 from inferq.producer.gateway.schemas import GenerationBody
 from inferq.producer.gateway.sse import EventStream, until_disconnected
-from inferq.producer.gateway.submission import Asked, Submitted, submit
+from inferq.producer.gateway.submission import TOKENS_FIELD, Asked, Submitted, submit
 from inferq.producer.server import end_tasks
 from inferq.protocol.errors import InvalidRequestError, JobFailed
 
 #: What nobody reads: the client is gone.
 CLIENT_GONE: Final = 499
+#: The protocol's name of the form that an answer must have.
+_FORM: Final = "structured_outputs"
 #: Jobs of one answer that are read at once.
 _READ_AT_ONCE: Final = 64
 
@@ -193,12 +195,14 @@ def _tokens_of(choices: Sequence[JobChoices]) -> int:
 
 
 def _to_http_error(gateway: Gateway, jobs: Submitted, error: Exception) -> HttpError:
-    """Return an error in the words of the request: the form has a name of its own there."""
+    """Return an error in the words of the request, where the protocol has a name of its own."""
     answer = gateway.to_http_error(error, jobs.queue)
-    name = jobs.note.form_field
-    if name is not None and answer.param is not None:
-        kind = answer.param.partition(".")[0]
-        if kind == "structured_outputs" and name != kind:
-            answer.message = answer.message.replace(answer.param, name, 1)
-            answer.param = name
+    param, name = answer.param or "", None
+    if param == TOKENS_FIELD:
+        name = "prompt" if jobs.note.kind is Kind.COMPLETION else "messages"
+    elif param.partition(".")[0] == _FORM:
+        name = jobs.note.form_field
+    if name is not None and name != param:
+        answer.message = answer.message.replace(param, name, 1)
+        answer.param = name
     return answer

@@ -14,6 +14,7 @@ from inferq.producer.gateway.choices import JobChoices
 from inferq.producer.gateway.chunks import ChunkEncoder
 from inferq.producer.gateway.delivery import IDEMPOTENCY_HEADER, Delivery
 from inferq.producer.gateway.note import MAX_LISTED_JOBS, Note
+from inferq.producer.gateway.sampling import renamed
 from inferq.producer.request import prompt_token_bound, to_prompt
 from inferq.protocol.errors import IdempotencyConflict, InferqError, InvalidRequestError
 from inferq.protocol.messages import Prompt
@@ -21,6 +22,8 @@ from inferq.protocol.params import SamplingParams
 
 logger = structlog.get_logger("inferq.gateway")
 
+#: The protocol's name of a prompt's tokens, which the errors about them have.
+TOKENS_FIELD: Final = "prompt_token_ids"
 JOB_ID_HEADER: Final = "X-Inferq-Job-Id"
 #: Most bytes of a prompt that the note keeps for an answer which begins with it.
 MAX_ECHO_BYTES: Final = 1024
@@ -190,7 +193,10 @@ async def _submit_one(
 
 def _prompt_of(arguments: Mapping[str, Any]) -> Prompt:
     given = dict(arguments)
-    return to_prompt(given.pop("prompt", None), given.pop("messages", None), **given)
+    try:
+        return to_prompt(given.pop("prompt", None), given.pop("messages", None), **given)
+    except InvalidRequestError as error:
+        raise (renamed(error, "prompt") if error.field == TOKENS_FIELD else error) from None
 
 
 def _echo_text(asked: Asked, arguments: Mapping[str, Any]) -> str | None:

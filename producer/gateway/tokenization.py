@@ -14,7 +14,9 @@ from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.logprob_shapes import token_text
 from inferq.producer.gateway.responding import find_model
 from inferq.producer.gateway.schemas import DetokenizeBody, TokenizeBody
+from inferq.producer.gateway.submission import TOKENS_FIELD
 from inferq.producer.result import TokenizedPrompt
+from inferq.protocol.errors import InvalidRequestError, JobFailed
 
 router = APIRouter(tags=["tokenization"])
 
@@ -38,11 +40,19 @@ async def tokenize(request: Request) -> dict[str, Any]:
 @router.post("/detokenize", summary="Text of tokens", openapi_extra=request_body(DetokenizeBody))
 async def detokenize(request: Request) -> dict[str, Any]:
     """Return the text of token ids."""
+    gateway: Gateway = request.app.state.gateway
     body = await read_body(request, DetokenizeBody)
     served = find_model(request, body.model)
     if not body.tokens:
         return {"prompt": ""}
-    told = await _tokenize(request, served, {"prompt": body.tokens})
+    try:
+        told = await _tokenize(request, served, {"prompt": body.tokens})
+    except (InvalidRequestError, JobFailed) as error:
+        answer = gateway.to_http_error(error)
+        if answer.param == TOKENS_FIELD:
+            answer.param = "tokens"
+            answer.message = answer.message.replace(TOKENS_FIELD, "tokens", 1)
+        raise answer from None
     return {"prompt": told.text}
 
 
