@@ -12,6 +12,8 @@ import redis
 
 from inferq.embedded import EmbeddedServer
 from inferq.producer import AsyncClient, QueueAdmin
+from inferq.producer.gateway.access import Access, KeyLimits
+from inferq.producer.gateway.limits import Limiter
 from inferq.protocol.acl import Role, acl_rules
 from inferq.protocol.errors import ServerLost
 from inferq.protocol.params import SamplingParams
@@ -80,6 +82,34 @@ async def test_the_documented_rights_are_enough_for_dead_letters(
         [letter] = await admin.dead_letters()
         await admin.redrive(letter.entry_id)
         await admin.drop(letter.entry_id)
+
+
+async def test_the_documented_rights_are_enough_for_a_gateways_limits(
+    users: Callable[[Role], str], mini_worker: Callable[..., Any], queue: str
+) -> None:
+    worker = mini_worker(users(Role.WORKER))
+    access = Access(queue, KeyLimits(requests_per_minute=9, tokens_per_minute=9, max_concurrency=1))
+    async with AsyncClient(users(Role.GATEWAY), queue) as client:
+        limiter = Limiter(client)
+        async with await limiter.admit(access, tokens=3) as admission:
+            await limiter.renew()
+            admission.used_tokens = 1
+            job = await client.submit("x", idempotency_key="k")
+            [claimed] = await worker.claim()
+            await worker.token(claimed, 0)
+            await worker.end(claimed, 1)
+            assert (await job.result(timeout_s=10)).text == "0 "
+            await client.queue_length()
+            await client.workers()
+        assert (await limiter.admit(access)).headers["x-ratelimit-remaining-requests"] == "7"
+    async with AsyncClient(users(Role.PRODUCER), queue) as client:
+        with pytest.raises(ServerLost, match="lacks a permission"):
+            await Limiter(client).admit(access)
+
+
+def test_the_rights_for_several_queues_name_each() -> None:
+    rules = acl_rules(Role.GATEWAY, "a", "b")
+    assert "~inferq:{a.*}:* ~inferq:{b.*}:* ~inferq:{gateway}:* resetchannels" in rules
 
 
 async def test_a_producer_reaches_no_other_queue_and_claims_nothing(
