@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -59,10 +60,29 @@ class ModelShape(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """How a loaded model is computed, and what its weights take in this process."""
+
+    path: Literal["native", "transformers"]
+    #: The weights' own format, for people; None: they are plain.
+    quantization: str | None
+    weight_bytes: int
+    dtype: torch.dtype
+    attention: str
+    #: The forms that its matrix products have, see docs/kernels.md.
+    products: tuple[str, ...]
+
+
 class CausalModel(Protocol):
     """A loaded decoder over the paged cache; see `Decoder`."""
 
     max_positions: int
+
+    @property
+    def description(self) -> ModelDescription:
+        """How it is computed."""
+        ...
 
     @property
     def config(self) -> ModelShape:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from inferq.kernels.attention import AttentionBatch, AttentionOps, AttentionPlan
 from inferq.protocol.errors import ModelError
+from inferq.worker.model.causal_model import ModelDescription
 from inferq.worker.model.fallback_check import check_tokens_meet_in_attention_only
 from inferq.worker.model.fallback_config import FallbackConfig
 from inferq.worker.model.loader import weight_files
@@ -43,13 +44,13 @@ class PagedAttention:
 
     def __init__(self, config: FallbackConfig, ops: AttentionOps) -> None:
         self._config = config
-        self._ops = ops
+        self.ops = ops
         self._step: _Step | None = None
 
     @contextmanager
     def step(self, batch: AttentionBatch, kv_cache: Tensor) -> Iterator[_Step]:
         """Serve the calls of one forward pass over `batch`."""
-        self._step = _Step(self._ops.plan(batch), kv_cache)
+        self._step = _Step(self.ops.plan(batch), kv_cache)
         try:
             yield self._step
         finally:
@@ -75,8 +76,8 @@ class PagedAttention:
         self._refuse(module, layer, attention_mask, sliding_window, others)
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
         kv_layer = step.kv_cache[:, layer]
-        self._ops.write_kv(key, value, kv_layer, step.plan)
-        attended = self._ops.attend(
+        self.ops.write_kv(key, value, kv_layer, step.plan)
+        attended = self.ops.attend(
             query,
             kv_layer,
             step.plan,
@@ -159,6 +160,20 @@ class FallbackModel:
         self._given = _Given()
         self._head = copy.copy(model)
         self._head._modules = {**model._modules, model.base_model_prefix: self._given}  # noqa: SLF001
+
+    @property
+    def description(self) -> ModelDescription:
+        """How it is computed."""
+        tensors = [*self._head.parameters(), *self._body.parameters()]
+        sizes = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
+        return ModelDescription(
+            path="transformers",
+            quantization=None,
+            weight_bytes=sum(sizes.values()),
+            dtype=tensors[0].dtype,
+            attention=self._attention.ops.describe(),
+            products=("transformers' own",),
+        )
 
     @property
     def device(self) -> torch.device:

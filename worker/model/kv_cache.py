@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,8 +14,6 @@ from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.model.causal_model import ModelShape
 from inferq.worker.model.memory import available_memory, format_bytes
-
-_log = logging.getLogger(__name__)
 
 #: Share of the host's available memory that the cache takes by default, and its usual cap: enough
 #: for small models, while the machine stays usable for other work.
@@ -106,22 +103,14 @@ def pool_size(
 ) -> int:
     """Return the number of blocks: `num_kv_blocks`, or what `budget` bytes hold.
 
-    Logs it with the number of full-length requests that fit; raises `ModelError` with the numbers
-    where not one fits, or the pool is larger than the `free` bytes of the device.
+    Raises `ModelError` with the numbers where not one request of `max_model_len` fits, or the pool
+    is larger than the `free` bytes of the device.
     """
     needed = shape.blocks_for(max_model_len)
     blocks = config.num_kv_blocks or budget // shape.block_bytes
     if blocks < needed:
         raise ModelError(_too_small(config, shape, max_model_len, blocks), field="max_model_len")
     _check_memory(config, shape, blocks, free)
-    _log.info(
-        "KV cache: %d blocks of %d tokens (%s); %.1f requests of max_model_len %d fit",
-        blocks,
-        shape.block_size,
-        format_bytes(blocks * shape.block_bytes),
-        blocks / needed,
-        max_model_len,
-    )
     return blocks
 
 
@@ -142,8 +131,8 @@ def _check_memory(config: EngineConfig, shape: KVCacheShape, blocks: int, free: 
 def swap_pool_size(config: EngineConfig, shape: KVCacheShape, device: torch.device) -> int:
     """Return the number of host blocks for swapped sequences: `num_swap_blocks`, or `swap_space`.
 
-    None where sequences are never swapped. Logs it; raises `ModelError` with the numbers where the
-    host has less memory than `swap_space` asks, of each rank.
+    None where sequences are never swapped. Raises `ModelError` with the numbers where the host has
+    less memory than `swap_space` asks, of each rank.
     """
     if config.preemption_mode == "recompute":
         return 0
@@ -159,8 +148,6 @@ def swap_pool_size(config: EngineConfig, shape: KVCacheShape, device: torch.devi
             f"{format_bytes(free)} are free: lower swap_space to at most {free / 2**30:.1f}",
             field="swap_space" if config.num_swap_blocks is None else "num_swap_blocks",
         )
-    if blocks:
-        _log.info("Swap space: %d blocks (%s) of host memory", blocks, format_bytes(size))
     return blocks
 
 

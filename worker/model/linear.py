@@ -112,6 +112,11 @@ class Linear:
         raise RuntimeError("the rows of this form cannot be read")
 
     @property
+    def form(self) -> str:
+        """The weight's present form, by the name of its class."""
+        return "unpacked" if self._packed is None else type(self._packed).__name__
+
+    @property
     def nbytes(self) -> int:
         """Memory of the weight in its present form."""
         if self._packed is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from inferq.worker.model.parallel import Share
 from inferq.worker.model.parallel_group import RankGroup
 from inferq.worker.model.quantization import check_quantized_checkpoint
 from inferq.worker.model.transformer import Decoder
-
-_log = logging.getLogger(__name__)
 
 
 def read_model_config(folder: Path) -> ModelConfig | FallbackConfig:
@@ -48,7 +45,7 @@ def load_model(
     device: torch.device,
     load: WeightLoader,
 ) -> CausalModel:
-    """Load a model's weights, those of our decoder by `load`, and log which path it takes."""
+    """Load a model's weights, those of our decoder by `load`."""
     if isinstance(model, ModelConfig):
         return load_decoder(
             folder,
@@ -72,7 +69,7 @@ def load_model(
         )
     attention = _attention(model, device)
     with torch.inference_mode():
-        loaded = load_fallback(
+        return load_fallback(
             folder,
             model,
             max_positions=max_model_len,
@@ -80,8 +77,6 @@ def load_model(
             device=device,
             attention=attention,
         )
-    _log_path("transformers", folder, model, dtype, loaded.device, attention)
-    return loaded
 
 
 def load_decoder(
@@ -127,15 +122,6 @@ def load_decoder(
                 dtype=dtype,
                 share=share,
             )
-    kind = "native"
-    quantization = config.quantization
-    if model.quantization is not None:
-        quantization = f"{model.quantization.method} in groups of {model.quantization.group_size}"
-    if quantization is not None:
-        kind = f"{kind}, {quantization} weights"
-    if group is not None:
-        kind = f"{kind}, rank {group.rank} of {group.size}"
-    _log_path(kind, folder, model, dtype, device, attention)
     return decoder
 
 
@@ -166,22 +152,3 @@ def _attention(model: ModelShape, device: torch.device) -> AttentionOps:
             f"{', '.join(str(size) for size in HEAD_DIMS)}"
         )
     return attention
-
-
-def _log_path(
-    kind: str,
-    folder: Path,
-    model: ModelShape,
-    dtype: torch.dtype,
-    device: torch.device,
-    attention: AttentionOps,
-) -> None:
-    _log.info(
-        "%s (%s) from %s: %s on %s, attention %s",
-        model.architecture,
-        kind,
-        folder,
-        str(dtype).removeprefix("torch."),
-        device,
-        attention.describe(),
-    )

@@ -11,6 +11,7 @@ from torch import Tensor
 from inferq.kernels.attention import AttentionBatch
 from inferq.worker.engine.plan import StepPlan
 from inferq.worker.model.block_moves import BlockMover
+from inferq.worker.model.causal_model import ModelDescription
 from inferq.worker.model.config import ModelConfig
 from inferq.worker.model.parallel import Share
 from inferq.worker.model.parallel_group import RankGroup
@@ -48,6 +49,11 @@ class ParallelDecoder:
     def share(self) -> ModelConfig:
         """The sizes of this process's layers; those of all ranks are the same."""
         return Share(self._decoder.config, self._group.rank, self._group.size).config
+
+    @property
+    def description(self) -> ModelDescription:
+        """How the share of rank 0 is computed."""
+        return self._decoder.description
 
     @property
     def device(self) -> torch.device:

@@ -44,6 +44,11 @@ class QuantizedFormat:
             return _read_gptq(fields)
         raise fields.error("quant_method", f"{method!r} is not supported; supported: awq, gptq")
 
+    def describe(self) -> str:
+        """Say in a few words what it is, for logs."""
+        size = "all inputs" if self.group_size == -1 else str(self.group_size)
+        return f"{self.method} in groups of {size}"
+
     def converts(self, module: str) -> bool:
         """Whether the module of this name is quantized, by AutoAWQ's rule: no part excludes it.
 

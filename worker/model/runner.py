@@ -50,6 +50,7 @@ from inferq.worker.model.model_loading import load_model, read_model_config
 from inferq.worker.model.parallel_decoder import ParallelDecoder
 from inferq.worker.model.parallel_loading import load_divided
 from inferq.worker.model.profiling import cuda_budget, prefill_speed
+from inferq.worker.model.start_table import StartTable
 from inferq.worker.model.step_inputs import (
     DecodeInputs,
     StepInputBuilder,
@@ -353,6 +354,8 @@ def _sized_runner(
     divided = decoder if isinstance(decoder, ParallelDecoder) else None
     if divided is not None:
         divided.allocate(num_blocks, num_swap_blocks)
+    ranks = config.tensor_parallel_size
+    _log.info(StartTable(decoder, folder, ranks, shape, num_blocks, num_swap_blocks))
     vocab_size = decoder.config.vocab_size
     return DecoderRunner(
         decoder,

@@ -19,6 +19,7 @@ from torch.nn.functional import embedding, gelu, relu
 from inferq.kernels.activation import gelu_and_mul, silu_and_mul
 from inferq.kernels.attention import AttentionBatch, AttentionOps, AttentionPlan
 from inferq.kernels.rotary import rotary
+from inferq.worker.model.causal_model import ModelDescription
 from inferq.worker.model.config import ModelConfig
 from inferq.worker.model.linear import Linear, LinearMethod, Reduction
 from inferq.worker.model.loader import WeightGroup
@@ -389,6 +390,21 @@ class Decoder:
         if self.embedding is None:
             return self.head.rows(indices)
         return embedding(indices, self.embedding).to(self._dtype)
+
+    @property
+    def description(self) -> ModelDescription:
+        """How it is computed, once it is packed."""
+        linears = [*(linear for layer in self.layers for linear in layer.linears), self.head]
+        tables = [t for t in (self.embedding, self._positions) if t is not None]
+        stored = self.config.quantization
+        return ModelDescription(
+            path="native",
+            quantization=self._method.quantization if stored is None else stored.describe(),
+            weight_bytes=sum(x.nbytes for x in linears) + sum(x.nbytes for x in tables),
+            dtype=self._dtype,
+            attention=self._attention.describe(),
+            products=tuple(dict.fromkeys(linear.form for linear in linears)),
+        )
 
     def pack(self) -> None:
         """Fix the weights' layout after loading; see `Linear.pack`."""

@@ -112,5 +112,5 @@ def test_the_start_tells_of_swap_space_and_of_what_has_no_effect(
     config = EngineConfig(model=str(folder), num_swap_blocks=10, enforce_eager=True, **options)
     with caplog.at_level(logging.INFO):
         assert load_runner(config).num_swap_blocks == 10
-    assert "Swap space: 10 blocks (120.0 KiB) of host memory" in caplog.messages
+    assert "10 blocks of 16 tokens (120.0 KiB) of host memory" in caplog.text
     assert any("enforce_eager has no effect" in message for message in caplog.messages)

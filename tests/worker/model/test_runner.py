@@ -150,8 +150,8 @@ def test_the_pool_says_what_fits(make_model: Make, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.INFO):
         runner = load_runner(config_of(make_model(), num_kv_blocks=20))
     assert runner.num_blocks == 20
-    expected = "KV cache: 20 blocks of 16 tokens (240.0 KiB); 2.5 requests of max_model_len 128 fit"
-    assert expected in caplog.messages
+    assert "20 blocks of 16 tokens (240.0 KiB)" in caplog.text
+    assert "2.5 requests of max_model_len 128" in caplog.text
 
 
 @pytest.mark.parametrize(
