@@ -52,12 +52,14 @@ async function follow() {
   view.setBusy(true);
   view.problem("");
   view.scrollDown();
+  let next = $("prompt");
   try {
     const meter = await read(run, turn, shown.text);
     view.status(view.summary(meter));
     settle(turn);
   } catch (error) {
     explain(error);
+    if (error.status === 401) next = $("key");
     // a lost answer goes on, and can be read after a reload
     if (error instanceof ApiError) settle(turn);
   } finally {
@@ -65,7 +67,7 @@ async function follow() {
     shown.box.classList.remove("waiting");
     isBusy = stopAsked = false;
     view.setBusy(false);
-    $("prompt").focus();
+    next.focus();
   }
 }
 
@@ -108,10 +110,7 @@ function explain(error) {
   view.status("");
   const isLost = !(error instanceof ApiError);
   view.problem(isLost ? `${error.message} Reload the page to go on.` : error.message);
-  if (error.status === 401) {
-    view.openPanel(true);
-    $("key").focus();
-  }
+  if (error.status === 401) view.openPanel(true);
 }
 
 async function stop() {
