@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from enum import Enum, auto
@@ -89,23 +89,25 @@ async def _patiently(
 
 
 async def merge(
-    sources: Sequence[AsyncIterator[StreamEvent | None]],
+    sources: Sequence[AsyncGenerator[StreamEvent | None, None]],
 ) -> AsyncGenerator[tuple[int, StreamEvent | None], None]:
     """Yield what several sources yield, each with the number of its source, as it comes.
 
     Holds one event of each at most. The first error of any of them ends it.
     """
     if len(sources) == 1:
-        async for event in sources[0]:
-            yield 0, event
+        async with aclosing(sources[0]) as source:
+            async for event in source:
+                yield 0, event
         return
     ready: asyncio.Queue[tuple[int, StreamEvent | Exception | _End | None]]
     ready = asyncio.Queue(maxsize=1)
 
     async def pump(number: int) -> None:
         try:
-            async for event in sources[number]:
-                await ready.put((number, event))
+            async with aclosing(sources[number]) as source:
+                async for event in source:
+                    await ready.put((number, event))
         except Exception as error:  # noqa: BLE001 - raised where the events are read
             await ready.put((number, error))
         else:

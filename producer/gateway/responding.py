@@ -12,6 +12,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from inferq.producer import StreamEvent
 from inferq.producer.gateway.access import Access
 from inferq.producer.gateway.answer import JobAnswer, response_body
 from inferq.producer.gateway.choices import JobChoices
@@ -46,9 +47,7 @@ def find_model(request: Request, model: str | None) -> Served:
     """Return who serves a model; raise an error if none does, or the key may not use it."""
     gateway: Gateway = request.app.state.gateway
     access: Access = request.state.access
-    served = gateway.directory.find(model)
-    access.check_model(served.model)
-    return served
+    return gateway.directory.find(model, access)
 
 
 async def respond(request: Request, body: GenerationBody, served: Served, asked: Asked) -> Response:
@@ -122,22 +121,38 @@ async def _pieces(
         )
         for number, job_id in enumerate(jobs.ids)
     ]
+    quiet_s = settings.keep_alive_s / 2
     written_at = time.monotonic()
-    async with aclosing(merge(sources)) as events:
-        async for number, event in events:
-            if event is None:
-                if time.monotonic() - written_at < settings.keep_alive_s / 2:
+    try:
+        async with aclosing(merge(sources)) as events:
+            async for number, event in events:
+                if event is None and time.monotonic() - written_at < quiet_s:
                     continue
-                piece = KEEP_ALIVE
-            else:
-                if choices[number].needs_echo:
-                    await jobs.add_echo(choices[number], event)
-                piece = writer.feed(number, event)
-            if piece:
-                written_at = time.monotonic()
-                yield piece
+                piece = await _piece(jobs, choices[number], writer, number, event)
+                if piece:
+                    written_at = time.monotonic()
+                    yield piece
+    except JobFailed:
+        if len(jobs.ids) > 1:
+            await jobs.cancel()
+        raise
     admission.used_tokens = _tokens_of(choices)
     yield writer.end()
+
+
+async def _piece(
+    jobs: Submitted,
+    choices: JobChoices,
+    writer: EventWriter,
+    number: int,
+    event: StreamEvent | None,
+) -> bytes:
+    """Return what to send for an event of the job at a place, or for none in a while."""
+    if event is None:
+        return KEEP_ALIVE
+    if choices.needs_echo:
+        await jobs.add_echo(choices, event)
+    return writer.feed(number, event)
 
 
 async def _whole_response(
