@@ -8,6 +8,8 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import HTMLResponse, JSONResponse
 
+from inferq.producer.gateway.answer_shapes import ANSWERS, SHAPES
+
 router = APIRouter(include_in_schema=False)
 
 
@@ -38,11 +40,12 @@ def _adapted(schema: dict[str, Any]) -> dict[str, Any]:
     schemas: dict[str, Any] = components.setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    schemas["Error"] = _ERROR
+    schemas |= {"Error": _ERROR, **SHAPES}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    for operations in schema["paths"].values():
-        for operation in operations.values():
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
             _adapt(operation, schemas)
+            operation["responses"]["200"]["content"] = ANSWERS[method, path].content()
     return schema
 
 
