@@ -132,14 +132,18 @@ def test_the_version_is_the_distributions() -> None:
     assert run.stdout == f"inferq {inferq.__version__}\n"
 
 
-def test_a_missing_extra_gives_the_install_command() -> None:
+@pytest.mark.parametrize(
+    ("command", "extra", "missing"),
+    [("worker", "worker", "torch"), ("gateway", "gateway", "fastapi")],
+)
+def test_a_missing_extra_gives_the_install_command(command: str, extra: str, missing: str) -> None:
     program = (
-        "import sys\nsys.modules['torch'] = None\nsys.modules['pydantic'] = None\n"
-        "import inferq.cli\nsys.exit(inferq.cli.main(['worker', '--help']))\n"
+        f"import sys\nsys.modules[{missing!r}] = None\nsys.modules['pydantic'] = None\n"
+        f"import inferq.cli\nsys.exit(inferq.cli.main([{command!r}, '--help']))\n"
     )
     run = subprocess.run(
         [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False
     )
     assert run.returncode == 2
-    assert "pip install 'inferq[worker]'" in run.stderr
+    assert f"pip install 'inferq[{extra}]'" in run.stderr
     assert "Traceback" not in run.stderr

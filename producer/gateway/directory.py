@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from inferq.producer.async_client import AsyncClient
+from inferq.producer.gateway.access import ANYONE, Access
 from inferq.producer.gateway.drain_rate import DrainRate
 from inferq.producer.gateway.errors import DEFAULT_RETRY_S, BadRequest, ModelNotServed, NoWorker
 from inferq.producer.gateway.settings import GatewaySettings
@@ -49,6 +50,7 @@ class _View:
     models: dict[str, Served] = field(default_factory=dict)
     num_alive: int = 0
     looked_s: float | None = None
+    is_lost: bool = False
     rate: DrainRate = field(default_factory=DrainRate)
 
 
@@ -83,20 +85,22 @@ class Directory:
         """Return when this gateway first saw the model, in seconds since 1970."""
         return self._seen[model][1] if model in self._seen else int(time.time())
 
-    def find(self, model: str | None) -> Served:
+    def find(self, model: str | None, access: Access = ANYONE) -> Served:
         """Return who serves a model; without a name, the only one there is (adapters aside).
 
-        Raises a 404 that lists the models, a 400 without a name, or a 503 when no worker lives.
+        Raises a 404 that lists the models, a 400 without a name, a 403 for one that `access` does
+        not allow, or a 503 when no worker lives.
         """
         if model is None:
-            return self._only()
+            return self._only(access)
         if model in self._served:
+            access.check_model(model)
             return self._served[model]
         if model in self._settings.models or model in self._seen:
             raise NoWorker(f"No worker serves the model {model!r} at present. Try again later.")
         if not self._served:
             raise NoWorker("No worker is alive. Try again later.")
-        raise ModelNotServed(model, self._served)
+        raise ModelNotServed(model, filter(access.may_use, self._served))
 
     def retry_after(self, queue: str | None, excess: int = 1) -> float:
         """Return in how many seconds a full queue will have room for `excess` jobs, at its rate.
@@ -124,8 +128,13 @@ class Directory:
             workers = await view.client.workers()
             length = await view.client.queue_length()
         except InferqError as error:
-            logger.warning("queue not reached", queue=queue, error=str(error))
+            if not view.is_lost:
+                logger.error("queue not reached", queue=queue, error=str(error))
+            view.is_lost = True
             return
+        if view.is_lost:
+            logger.info("queue reached again", queue=queue)
+        view.is_lost = False
         alive = [worker for worker in workers if worker.is_alive and worker.model]
         view.num_alive = len(alive)
         view.models = _models_of(queue, view.client, alive)
@@ -152,12 +161,13 @@ class Directory:
         seen = {name: last for name, last in self._seen.items() if last[0] > now - REMEMBERED_S}
         self._seen = seen | {name: (now, self.first_seen_s(name)) for name in chosen}
 
-    def _only(self) -> Served:
-        models = [served for served in self._served.values() if served.parent is None]
-        if not models:
+    def _only(self, access: Access) -> Served:
+        models = [served for served in self._served.values() if access.may_use(served.model)]
+        models = [served for served in models if served.parent is None] or models
+        if not self._served:
             raise NoWorker("No worker is alive. Try again later.")
-        if len(models) > 1:
-            names = ", ".join(sorted(served.model for served in models))
+        if len(models) != 1:
+            names = ", ".join(sorted(served.model for served in models)) or "none"
             raise BadRequest(
                 f"Missing required parameter: 'model'. Served are: {names}.",
                 param="model",

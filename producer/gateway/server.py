@@ -123,8 +123,11 @@ def _is_no_cut_stream(record: logging.LogRecord) -> bool:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    is_any = host == "::" and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=is_any
+        )
     except OSError as error:
         raise InvalidRequestError(
             f"cannot listen on {host} port {port}: {error.strerror or error}", field="port"

@@ -15,6 +15,7 @@ import redis.asyncio
 from inferq.embedded import EmbeddedServer
 from inferq.producer import AsyncClient
 from inferq.producer.gateway import directory as directory_module
+from inferq.producer.gateway.access import Access
 from inferq.producer.gateway.app import create_app
 from inferq.producer.gateway.directory import Directory
 from inferq.producer.gateway.drain_rate import DrainRate
@@ -85,6 +86,24 @@ async def test_a_model_is_found_on_the_queue_whose_worker_serves_it(
     assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
     error = not_served(directory, None)
     assert (error.status, error.param) == (400, "model")
+
+
+async def test_a_key_sees_the_models_that_it_may_use(
+    make_directory: Callable[..., Directory], report: Callable[..., Any], queue: str
+) -> None:
+    await report(queue, "a")
+    await report(queue, "b", name="w2")
+    directory = make_directory(queue)
+    await directory.look()
+    access = Access("k", models=frozenset({"a"}))
+    assert directory.find("a", access).model == directory.find(None, access).model == "a"
+    for model, status in (("b", 403), ("nope", 404)):
+        with pytest.raises(HttpError) as raised:
+            directory.find(model, access)
+        assert raised.value.status == status
+        assert "Served are: a." in raised.value.message or status == 403
+    with pytest.raises(HttpError, match="Served are: none"):
+        directory.find(None, Access("k", models=frozenset({"other"})))
 
 
 async def test_without_a_name_the_only_model_is_meant(
