@@ -9,7 +9,7 @@ EXAMPLES ?= 20000
 PROMPT ?= What is the capital of France?
 PACKAGES := inferq protocol producer worker kernels
 
-.PHONY: help setup demo test test-slow check lint format typecheck bench soak fuzz helm-tools chart-files clean
+.PHONY: help setup demo test test-slow check lint format typecheck bench screenshots soak fuzz helm-tools chart-files clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ typecheck: setup
 
 bench: setup ## Run the short set of benchmarks against the last run and the peers; RECORD=1 keeps it
 	@$(BIN)/python benchmarks/short_set.py $(if $(RECORD),--record)
+
+screenshots: setup ## Take the picture of the gateway's page in docs/images, with Chromium
+	@$(BIN)/python scripts/screenshot_page.py
 
 soak: setup ## Break things at random for MINUTES and check that nothing is lost or repeated
 	@$(BIN)/python tests/chaos/soak.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
