@@ -1,0 +1,122 @@
+"""Whatever fits the OpenAPI schema, or nearly, gets an answer in the schema's shape: never a 500.
+
+INFERQ_FUZZ_EXAMPLES sets how many requests each operation gets, INFERQ_FUZZ_SEED which.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import requests
+import schemathesis
+from hypothesis import strategies as st
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+EXAMPLES = int(os.environ.get("INFERQ_FUZZ_EXAMPLES", "20"))
+SEED = int(os.environ.get("INFERQ_FUZZ_SEED", "7"))
+CHECKS = [
+    schemathesis.checks.not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+MODEL = "stand-in"
+#: What a request needs, as it would be sent.
+REQUIRED = {
+    "prompt": "Hello",
+    "messages": [{"role": "user", "content": "Hello"}],
+    "tokens": [19556],
+}
+
+
+class Fuzzer:
+    """Sends requests that hypothesis draws from an operation's schema, and checks the answers."""
+
+    def __init__(self, job_id: str) -> None:
+        self.answers: Counter[tuple[str, int]] = Counter()
+        self._job_id = job_id
+        self._session = requests.Session()
+
+    def close(self) -> None:
+        self._session.close()
+
+    def run(self, operation: Any, mode: schemathesis.GenerationMode) -> None:
+        if mode is schemathesis.GenerationMode.NEGATIVE and not _takes_anything(operation):
+            return
+        strategy = operation.as_strategy(generation_mode=mode)
+
+        @hypothesis.seed(SEED)
+        @hypothesis.settings(
+            max_examples=EXAMPLES,
+            phases=[hypothesis.Phase.generate],
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        @hypothesis.given(st.data())
+        def send(data: st.DataObject) -> None:
+            case = data.draw(strategy)
+            self._steer(case, data)
+            response = case.call(session=self._session, timeout=60)
+            self.answers[operation.label, response.status_code] += 1
+            assert response.status_code != 422
+            case.validate_response(response, checks=CHECKS)
+
+        send()
+
+    def _steer(self, case: Any, data: st.DataObject) -> None:
+        """Make it likely that a request gets past the first checks."""
+        if isinstance(case.body, dict) and data.draw(st.booleans()):
+            others = sorted(set(case.body) - {*REQUIRED, "model"})
+            kept = data.draw(st.sets(st.sampled_from(others), max_size=2)) if others else set()
+            usual = REQUIRED if data.draw(st.booleans()) else {}
+            case.body = {
+                name: usual.get(name, value)
+                for name, value in case.body.items()
+                if name in kept or name in REQUIRED
+            }
+            case.body["model"] = MODEL
+        if "stream_id" in case.path_parameters and data.draw(st.booleans()):
+            case.path_parameters["stream_id"] = self._job_id
+
+
+@pytest.fixture
+def fuzzed_gateway(start_stand_in: Callable[..., Any], start_gateway: Callable[..., Any]) -> Any:
+    """A gateway before a worker that answers shortly, whatever is asked."""
+    start_stand_in(step_s=0.0005, max_model_len=128).say("Paris, I think.")
+    return start_gateway(max_outputs=8)
+
+
+@pytest.fixture
+def fuzzer(fuzzed_gateway: Any) -> Iterator[Fuzzer]:
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 3}
+    answer = requests.post(f"{fuzzed_gateway.url}/v1/completions", json=body, timeout=60)
+    made = Fuzzer(answer.headers["X-Inferq-Job-Id"])
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda mode: mode.value)
+def test_every_request_gets_an_answer_in_the_schema_s_shape(
+    fuzzed_gateway: Any, fuzzer: Fuzzer, mode: schemathesis.GenerationMode
+) -> None:
+    schema = schemathesis.openapi.from_url(f"{fuzzed_gateway.url}/openapi.json")
+    for found in schema.get_all_operations():
+        fuzzer.run(found.ok(), mode)
+    if mode is schemathesis.GenerationMode.POSITIVE:
+        answered = {label for label, status in fuzzer.answers if status == 200}
+        assert {"POST /v1/completions", "POST /v1/chat/completions"} <= answered
+        assert {"GET /v1/streams/{stream_id}", "DELETE /v1/streams/{stream_id}"} <= answered
+
+
+def _takes_anything(operation: Any) -> bool:
+    return bool(operation.definition.raw.keys() & {"parameters", "requestBody"})
