@@ -15,5 +15,8 @@ Needs the extra `gateway` (fastapi, uvicorn, pydantic, structlog). Imports the S
 - `errors`         every error in OpenAI's shape
 - `middleware`     request ids, log lines, keys, the last resort
 - `completions`, `chat`, `streams`, `tokenization`, `models`, `health`, `refused`, `page`  routes
-- `openapi`        the schema and its page
+- `forms`          the form that an answer must have
+- `tools`, `tool_choice`, `tool_grammars`  what a model may call, and the form that makes it so
+- `tool_parsers`, `tool_text`, `tool_deltas`  streamed text to content and calls
+- `openapi`, `answer_shapes`  the schema and its page
 """
