@@ -6,7 +6,8 @@ only: never torch, transformers or settings, so that every client can afford it.
 - `errors`    the exception tree and the typed reasons that travel in events
 - `params`    `SamplingParams`, checked where it is made
 - `keys`      every Redis key name, once
-- `messages`  the job and event messages, with bounded decoding
+- `messages`  the job and event messages, with bounded decoding; `prompts` what a job asks about
+- `json_values`  JSON inside messages, bounded
 - `output_log`  the outputs of one job as they grow, and the events made of them
 - `wire`      msgpack maps, read with every type checked
 - `digest`    what tells whether two submissions ask for the same thing
