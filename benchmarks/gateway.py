@@ -26,7 +26,7 @@ import redis.asyncio
 from figures import percentile, print_line
 from http_stream import HttpStream, is_healthy
 from load_meter import CpuMeter, LoadMeter
-from simulated_workers import make_worker
+from simulated_workers import SimulatedWorker, make_worker
 from stand_in import write_tokenizer
 
 from inferq.embedded import EmbeddedServer
@@ -209,10 +209,17 @@ async def _serve(given: argparse.Namespace) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     serving = [worker.session.serve(stop, stop) for worker in made]
-    generating = [worker.generator.run(stop) for worker in made]
+    # workers of their own do not step together
+    phases = [step_s * number / len(made) for number in range(len(made))]
+    generating = [_generate(*each, stop) for each in zip(made, phases, strict=True)]
     await asyncio.gather(*serving, *generating)
     for worker in made:
         await worker.connection.disconnect()
+
+
+async def _generate(worker: SimulatedWorker, phase_s: float, stop: asyncio.Event) -> None:
+    await asyncio.sleep(phase_s)
+    await worker.generator.run(stop)
 
 
 async def _until_healthy(port: int, gateway: subprocess.Popen[bytes]) -> None:

@@ -38,7 +38,7 @@ class HttpStream:
         try:
             writer.write(self._request())
             await self._read_head(reader)
-            await self._read_events(reader)
+            await self.read_events(reader)
         finally:
             self.has_begun.set()
             writer.close()
@@ -72,7 +72,8 @@ class HttpStream:
                 self.job_id = value.strip()
         self.has_begun.set()
 
-    async def _read_events(self, reader: asyncio.StreamReader) -> None:
+    async def read_events(self, reader: asyncio.StreamReader) -> None:
+        """Read what follows the head."""
         # an event is never cut by a chunk of the transfer encoding, whose lines are passed over
         total = 0
         while line := await reader.readline():
