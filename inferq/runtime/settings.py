@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -17,6 +18,11 @@ from inferq.protocol.servers import ServerUrl
 ENV_PREFIX: Final = "INFERQ_"
 #: What the variables of one process begin with, where others may not complain about them.
 PROCESS_PREFIXES: Final = ("INFERQ_GATEWAY_", "INFERQ_TASKS_")
+#: Names that Kubernetes gives the variables of a Service, and the values of those without a mark.
+_LINK_NAME: Final = re.compile(
+    r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$"
+)
+_LINK_VALUE: Final = re.compile(r"(tcp|udp|sctp)://")
 
 S = TypeVar("S", bound="ProcessSettings")
 
@@ -65,7 +71,10 @@ class _Variables(PydanticBaseSettingsSource):
         field_name: str,
     ) -> tuple[Any, str, bool]:
         assert issubclass(self.settings_cls, ProcessSettings)
-        return os.environ.get(self.settings_cls.variable_of(field_name)), field_name, False
+        name = self.settings_cls.variable_of(field_name)
+        value = os.environ.get(name)
+        is_ours = value is not None and not _is_service_link(name, value)
+        return value if is_ours else None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
         fields = self.settings_cls.model_fields
@@ -96,11 +105,17 @@ def check_variable_names(
     prefix: str = kind.model_config["env_prefix"]
     foreign = tuple(other for other in PROCESS_PREFIXES if other != prefix)
     known = {*map(kind.variable_of, kind.model_fields), *others}
-    for name in sorted(environment):
-        if name.startswith(prefix) and not name.startswith(foreign) and name not in known:
+    for name, value in sorted(environment.items()):
+        is_ours = name.startswith(prefix) and not name.startswith(foreign)
+        if is_ours and name not in known and not _is_service_link(name, value):
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise InvalidRequestError(f"no such setting{hint}", field=name)
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Whether Kubernetes made it: a Service `inferq-gateway` makes INFERQ_GATEWAY_PORT."""
+    return bool(_LINK_NAME.search(name) or _LINK_VALUE.match(value))
 
 
 def check_redis_url(url: str) -> None:

@@ -101,6 +101,25 @@ def test_nobody_complains_of_the_variables_of_other_processes() -> None:
     check_variable_names(GatewaySettings, mixed | {"INFERQ_TASKS_NO_SUCH": ""})
 
 
+def test_the_variables_that_kubernetes_makes_of_services_are_no_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    links = {
+        "INFERQ_GATEWAY_SERVICE_HOST": "10.0.0.1",
+        "INFERQ_GATEWAY_SERVICE_PORT": "8000",
+        "INFERQ_GATEWAY_SERVICE_PORT_HTTP": "8000",
+        "INFERQ_GATEWAY_PORT": "tcp://10.0.0.1:8000",
+        "INFERQ_GATEWAY_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "INFERQ_GATEWAY_PORT_8000_TCP_ADDR": "10.0.0.1",
+    }
+    for name, value in links.items():
+        monkeypatch.setenv(name, value)
+    assert load_settings(GatewaySettings, {}).port == 8000
+    check_worker_names({name.replace("_GATEWAY", "_VALKEY"): links[name] for name in links})
+    with pytest.raises(InvalidRequestError, match="INFERQ_VALKEY_PORT"):
+        check_worker_names({"INFERQ_VALKEY_PORT": "6379"})
+
+
 def test_pairs_and_lists_are_read_from_texts_only() -> None:
     assert read_pairs("a=b, c=d=e", "K=V") == {"a": "b", "c": "d=e"}
     assert read_pairs(["a=b", "c=d"], "K=V") == {"a": "b", "c": "d"}

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
+import hypothesis
+import hypothesis.strategies
 import pytest
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict
@@ -89,6 +91,19 @@ def test_strings_that_never_end_cost_one_pass() -> None:
     for piece in (b'"\\"', b'\\"', b'"', b"\\"):
         refused(b"[" * 100 + piece * (4_000_000 // len(piece)))
     assert time.process_time() - started < 10  # a pass for each quote would take days
+
+
+@hypothesis.given(hypothesis.strategies.binary(max_size=200))
+@hypothesis.example(b'{"a": "\\ud83d\\ude00"}')
+@hypothesis.example(b'{"a": 1E400}')
+@hypothesis.example(b"\xef\xbb\xbf{}")
+def test_any_bytes_are_an_object_or_refused(given: bytes) -> None:
+    for wrapped in (given, b'{"a": ' + given + b"}", b'{"a": "' + given + b'"}'):
+        try:
+            result: object = parse_object(wrapped)
+        except HttpError as error:
+            result = error
+        assert isinstance(result, dict) or getattr(result, "status", None) == 400
 
 
 def test_the_first_wrong_field_is_named() -> None:

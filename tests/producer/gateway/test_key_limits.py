@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import redis.asyncio
 
 pytestmark = pytest.mark.model
 
@@ -158,3 +160,36 @@ def test_a_full_queue_is_a_rate_limit_error(start_gateway: Callable[..., Any], q
     assert answer.status_code == 429
     assert answer.json()["error"]["code"] == "queue_full"
     assert 1 <= int(answer.headers["Retry-After"]) <= 600
+
+
+async def test_many_limited_streams_share_eight_connections(
+    stand_in_worker: Any,
+    start_gateway: Callable[..., Any],
+    valkey_client: redis.asyncio.Redis,
+    queue: str,
+    tmp_path: Path,
+) -> None:
+    entry = {"name": queue, "sha256": hashlib.sha256(b"k").hexdigest(), "max_concurrency": 1000}
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps([entry]))
+    before = {each["id"] for each in await valkey_client.client_list()}
+    gateway = start_gateway(api_keys_file=file)
+    body = {"model": "stand-in", "prompt": "Hi", "max_tokens": 50, "stream": True}
+
+    async def stream(client: httpx.AsyncClient) -> None:
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.text.rstrip().endswith("data: [DONE]")
+
+    headers = {"Authorization": "Bearer k"}
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=gateway.url, timeout=90, headers=headers, limits=limits
+    ) as client:
+        streams = [asyncio.create_task(stream(client)) for _ in range(60)]
+        most = 0
+        while not all(each.done() for each in streams):
+            now = {each["id"] for each in await valkey_client.client_list()}
+            most = max(most, len(now - before))
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*streams)
+    assert 2 <= most <= 8
