@@ -4,6 +4,7 @@ Imports the standard library, redis and `inferq.protocol` only.
 
 - `async_client`  `AsyncClient`, the one implementation
 - `client`        `Client`, the same for plain code, on a loop of its own (`loop_thread`)
+- `prompt`        what may be given as a prompt
 - `request`       arguments to a checked job, its cost bound
 - `stream`        the events of a job, each token once; `result` puts them together
 - `reader`        one connection reads for some hundred streams; `probe` looks after silent ones
@@ -15,7 +16,7 @@ Imports the standard library, redis and `inferq.protocol` only.
 from inferq.producer.admin import QueueAdmin
 from inferq.producer.async_client import AsyncClient, AsyncJobHandle
 from inferq.producer.client import Client, JobHandle, JobStream
-from inferq.producer.request import ChatInput, PromptInput, PromptOptions
+from inferq.producer.prompt import ChatInput, PromptInput, PromptOptions
 from inferq.producer.result import JobOutput, JobResult, TokenizedPrompt
 from inferq.producer.stream import StreamEvent, TokenStream
 from inferq.producer.workers import WorkerInfo

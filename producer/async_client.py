@@ -14,18 +14,15 @@ from redis.asyncio import Redis
 
 from inferq.producer.partitions import Partitions, choose_partition
 from inferq.producer.probe import Probe
+from inferq.producer.prompt import ChatInput, PromptInput, PromptOptions, to_prompt
 from inferq.producer.reader import ReaderPool
 from inferq.producer.request import (
-    ChatInput,
-    PromptInput,
-    PromptOptions,
     check_idempotency_key,
     check_note,
     check_seconds,
     cost_bounds,
     make_job,
     to_lane,
-    to_prompt,
     to_retention_ms,
     to_schedule,
 )

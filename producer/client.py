@@ -21,7 +21,7 @@ from inferq.producer.async_client import (
     AsyncClient,
 )
 from inferq.producer.loop_thread import LoopThread
-from inferq.producer.request import ChatInput, PromptInput, PromptOptions
+from inferq.producer.prompt import ChatInput, PromptInput, PromptOptions
 from inferq.producer.result import JobResult, TokenizedPrompt
 from inferq.producer.stream import StreamEvent, TokenStream
 from inferq.producer.workers import WorkerInfo

@@ -15,7 +15,7 @@ from inferq.producer.gateway.chunks import ChunkEncoder
 from inferq.producer.gateway.delivery import IDEMPOTENCY_HEADER, Delivery
 from inferq.producer.gateway.note import MAX_LISTED_JOBS, Note
 from inferq.producer.gateway.sampling import renamed
-from inferq.producer.request import prompt_token_bound, to_prompt
+from inferq.producer.prompt import prompt_token_bound, to_prompt
 from inferq.protocol.errors import IdempotencyConflict, InferqError, InvalidRequestError
 from inferq.protocol.messages import Prompt
 from inferq.protocol.params import SamplingParams

@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio
 
 from inferq.producer import AsyncClient
-from inferq.producer.request import prompt_token_bound
+from inferq.producer.prompt import prompt_token_bound
 from inferq.protocol.errors import (
     IdempotencyConflict,
     InvalidRequestError,

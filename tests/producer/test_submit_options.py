@@ -10,7 +10,7 @@ import redis.asyncio
 
 from inferq.embedded import EmbeddedServer
 from inferq.producer import AsyncClient, Client
-from inferq.producer.request import prompt_token_bound
+from inferq.producer.prompt import prompt_token_bound
 from inferq.protocol.errors import InvalidRequestError, QueueFull, ServerLost
 from inferq.protocol.messages import (
     ChatMessage,
