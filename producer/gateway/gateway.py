@@ -67,13 +67,13 @@ class Gateway:
     async def running(self) -> AsyncIterator[None]:
         """Keep the parts up to date that follow something; close the clients at the end."""
         await self.directory.look()
-        tasks = [
-            asyncio.create_task(part.run()) for part in (self.directory, self.keys, self.limiter)
-        ]
+        parts: tuple[_Part, ...] = (self.directory, self.keys, self.limiter)
+        tasks = [asyncio.create_task(_kept_running(part)) for part in parts]
         try:
             yield
         finally:
             await end_tasks(tasks)
+            await self.limiter.aclose()
             for client in self.clients.values():
                 await client.aclose()
 
