@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from inferq.producer.gateway.tool_deltas import Part, ToolDelta, call_id
-from inferq.producer.gateway.tool_text import SPACE, Mark, ObjectScanner, Scan, header
+from inferq.producer.gateway.tool_text import HEADER, SPACE, Mark, ObjectScanner, Scan
 
 #: What a call stands between, in Hermes' mark-up.
 BEGIN: Final = "<tool_call>"
@@ -22,8 +22,6 @@ END: Final = "</tool_call>"
 #: What may stand between calls that are JSON alone.
 SEPARATOR: Final = ";"
 
-_HEADER: Final = header()
-_NEXT_HEADER: Final = header(SEPARATOR)
 _HERMES_CLOSING: Final = Mark(rf" \}} {END}", "}" + END)
 _JSON_CLOSING: Final = Mark(r" \}", "}")
 
@@ -146,9 +144,9 @@ class _MarkedParser(ToolParser):
             self._rest = ""
             self._complete += 1
 
-    def _begin_arguments(self, mark: Mark) -> bool:
+    def _begin_arguments(self) -> bool:
         """Begin the call whose header the rest of the text begins with, if it does."""
-        found = mark.match(self._rest)
+        found = HEADER.match(self._rest)
         if found is None:
             return False
         self._parts.append(self._begin_call(found["name"]))
@@ -196,19 +194,19 @@ class HermesParser(_MarkedParser):
 
     def _read_text(self) -> bool:
         before, tag, after = self._rest.partition(BEGIN)
+        text = before if tag else before[: len(before) - _length_of_mark(before)]
+        content = text.rstrip(SPACE)
+        if content:
+            self._parts.append(self._gap + content)
+            self._gap = ""
+        self._gap += text[len(content) :] + tag
         if tag:
-            kept = before.rstrip(SPACE)
-            self._gap, self._rest = before[len(kept) :] + tag, after
             self._read = self._read_header
-        else:
-            kept = before[: _begin_of_mark(before)]
-            self._rest = before[len(kept) :]
-        if kept:
-            self._parts.append(kept)
+        self._rest = after if tag else before[len(text) :]
         return bool(tag)
 
     def _read_header(self) -> bool:
-        if self._begin_arguments(_HEADER):
+        if self._begin_arguments():
             return True
         body, tag, after = self._rest.partition(END)
         if not tag:
@@ -248,29 +246,39 @@ class JsonParser(_MarkedParser):
     def __init__(self, job_id: str, output_index: int) -> None:
         super().__init__(job_id, output_index)
         self._read = self._read_header
+        self._may_be_separated = False
 
     def _read_header(self) -> bool:
-        mark = _NEXT_HEADER if self._calls else _HEADER
-        if self._begin_arguments(mark):
+        self._skip_space()
+        if self._may_be_separated and self._rest.startswith(SEPARATOR):
+            self._gap, self._rest = self._gap + SEPARATOR, self._rest[1:]
+            self._may_be_separated = False
+            self._skip_space()
+        if self._begin_arguments():
             return True
-        if mark.may_begin(self._rest):
+        if HEADER.may_begin(self._rest):
             return False
         self._read = self._read_text
         return True
 
     def _read_text(self) -> bool:
-        self._parts.append(self._rest)
-        self._rest = ""
+        self._parts.append(self._gap + self._rest)
+        self._rest = self._gap = ""
         return False
 
     def _after_call(self) -> Callable[[], bool]:
+        self._may_be_separated = True
         return self._read_header
 
+    def _skip_space(self) -> None:
+        rest = self._rest.lstrip(SPACE)
+        self._gap += self._rest[: len(self._rest) - len(rest)]
+        self._rest = rest
 
-def _begin_of_mark(text: str) -> int:
-    """Return where white space and the first part of a `<tool_call>` begin at the text's end."""
-    longest = next((k for k in range(len(BEGIN) - 1, 0, -1) if text.endswith(BEGIN[:k])), 0)
-    return len(text[: len(text) - longest].rstrip(SPACE))
+
+def _length_of_mark(text: str) -> int:
+    """Return how much of the text's end may be the beginning of a `<tool_call>`."""
+    return next((k for k in range(len(BEGIN) - 1, 0, -1) if text.endswith(BEGIN[:k])), 0)
 
 
 def _read_call(body: str) -> tuple[str, str] | None:

@@ -15,6 +15,49 @@ _CLOSED_BY: Final = {"{": "}", "[": "]"}
 
 
 class Mark:
+    """A piece of mark-up, with white space wherever the pattern has a space; 1 KiB at most.
+
+    `shortest` are texts of it, one for each of its forms: some ending of one of them completes
+    every text that may become the mark.
+    """
+
+    _MAX_LENGTH: Final = 1024
+
+    def __init__(self, pattern: str, *shortest: str) -> None:
+        # Possessive: long white space is gone through once.
+        self._pattern = re.compile(pattern.replace(" ", f"[{SPACE}]*+"))
+        self._shortest = shortest
+
+    def match(self, text: str) -> re.Match[str] | None:
+        """Match the mark at the text's beginning."""
+        # One more for what it looks ahead to.
+        return self._pattern.match(text, 0, self._MAX_LENGTH + 1)
+
+    def may_begin(self, text: str) -> bool:
+        """Whether more text could make the mark of this one."""
+        endings = (form[k:] for form in self._shortest for k in range(len(form)))
+        return len(text) <= self._MAX_LENGTH and any(
+            self._pattern.match(text + ending) for ending in endings
+        )
+
+
+#: A call up to its arguments' brace: `{"name": "…", "arguments": `; the group `name` is it.
+HEADER: Final = Mark(
+    r' \{ (?:"type" : "function" , )?"name" : "(?P<name>[A-Za-z0-9_.-]{1,128})" ,'
+    r' "(?:arguments|parameters)" : (?=\{)',
+    *(
+        f'{{{first}"name":"f","{key}":{{'
+        for first in ("", '"type":"function",')
+        for key in ("arguments", "parameters")
+    ),
+)
+
+_STRING_ENDS: Final = re.compile(r'["\\]')
+_BETWEEN: Final = re.compile(r"[-+.,:\w \t\r\n]*", re.ASCII)
+_CLOSED_BY: Final = {"{": "}", "[": "]"}
+
+
+class Mark:
     """A piece of mark-up, with white space of any length wherever the pattern has a space.
 
     `shortest` are texts of it, one for each of its forms: some ending of one of them completes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -172,6 +173,7 @@ def test_hermes_text(text: str, content: str | None, calls: list[tuple[str, Any]
         (bare("f", {}) + ";" + bare("g", {}) + ";", None, [("f", {}), ("g", {})]),
         (bare("f", {}) + " and so on", " and so on", [("f", {})]),
         ("See: " + bare("f", {}), "See: " + bare("f", {}), []),
+        (bare("f", {}) + " ; ;" + bare("g", {}), " ; ;" + bare("g", {}), [("f", {})]),
         ('{"name": "f", "parameters": {} ] x', " ] x", [("f", {})]),
     ],
 )
@@ -243,3 +245,18 @@ def test_a_named_function_takes_all_text_as_arguments() -> None:
     assert calls is not None
     assert calls[0]["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
     assert assemble(read(NAMED, [""])[0]) == ("", None)
+
+
+@pytest.mark.parametrize("plan", [HERMES, JSON], ids=["hermes", "json"])
+@pytest.mark.parametrize(
+    "begin",
+    ["", "{", "<tool_call>", '{"name":', "<tool_call>{", bare("f", {})[:-1], hermes("f", {})],
+)
+def test_white_space_without_end_costs_little(plan: ToolPlan, begin: str) -> None:
+    parser = plan.parser(JOB, 0)
+    before = time.process_time()
+    parts = [part for piece in (begin, *[" \n"] * 10_000) for part in parser.feed(piece)]
+    parts += parser.finish()
+    assert time.process_time() - before < 2.0
+    whole, _ = read(plan, [begin + " \n" * 10_000])
+    assert merged(parts) == merged(whole)
