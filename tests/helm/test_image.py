@@ -1,0 +1,95 @@
+"""The Dockerfile: clean, and true to the packages, the command line and the settings."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from inferq.producer.gateway.settings import GatewaySettings
+from inferq.worker.settings import WorkerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "Dockerfile").read_text()
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def stages() -> dict[str, str]:
+    """The text of each stage, by its name."""
+    parts = re.split(r"^FROM \S+ AS (\S+)$", TEXT, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_hadolint_finds_nothing() -> None:
+    program = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run(
+        [program, ROOT / "Dockerfile"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_wheel_is_made_of_every_package_and_nothing_else() -> None:
+    copied = re.findall(r"^COPY (.+) \S+$", stages()["wheel"], flags=re.MULTILINE)
+    sources = {name for line in copied for name in line.split()}
+    mapped = PYPROJECT["tool"]["setuptools"]["package-dir"].values()
+    folders = {path.split("/")[0] for path in mapped}
+    assert sources == folders | {"pyproject.toml", "README.md", "LICENSE"}
+
+
+def test_what_the_build_copies_passes_the_ignore_file_and_nothing_secret_does() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    assert rules[0] == "*"
+    let_in = {rule[1:] for rule in rules if rule.startswith("!")}
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", TEXT, flags=re.MULTILINE)
+    assert let_in == {name for line in copied for name in line.split()}
+    for path in (".git", ".env", ".venv", "tests"):
+        assert not any(fnmatch.fnmatch(path, name) for name in let_in)
+
+
+@pytest.mark.parametrize("target", ["gateway", "worker"])
+def test_an_image_holds_the_wheel_runs_as_a_user_and_trusts_no_folder(target: str) -> None:
+    stage = stages()[target]
+    assert "COPY inferq" not in stage
+    assert re.findall(r"^COPY (.+)$", stage, flags=re.MULTILINE) == [
+        f"--from={target}-packages /opt/inferq /opt/inferq"
+    ]
+    assert re.search(r"^USER 10001:10001$", stage, flags=re.MULTILINE)
+    assert "PYTHONSAFEPATH=1" in stage
+    for label in ("title", "description", "licenses", "version", "revision"):
+        assert f"org.opencontainers.image.{label}=" in stage
+    assert f'CMD ["{target}"]' in stage
+    assert f"inferq[{target}] @" in stages()[f"{target}-packages"]
+    assert target in PYPROJECT["project"]["optional-dependencies"]
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"), [("gateway", GatewaySettings), ("worker", WorkerSettings)]
+)
+def test_the_variables_of_an_image_are_settings(target: str, kind) -> None:
+    given = re.findall(r"\b(INFERQ_\w+)=", stages()[target])
+    assert given
+    assert set(given) <= {kind.variable_of(name) for name in kind.model_fields}
+
+
+@pytest.mark.parametrize("target", ["gateway", "worker"])
+def test_the_health_check_is_a_program_that_asks_the_port_that_is_exposed(target: str) -> None:
+    stage = stages()[target]
+    [command] = re.findall(r"^    CMD (\[.+\])$", stage, flags=re.MULTILINE)
+    program = ast.literal_eval(command)[2]
+    ast.parse(program)
+    [variable] = re.findall(r"environ\['(\w+)'\]", program)
+    [port] = re.findall(rf"{variable}=(\d+)", stage)
+    assert f"EXPOSE {port}\n" in stage
+    assert "/livez" in program
+
+
+def test_the_bases_are_pinned() -> None:
+    for image in re.findall(r"^ARG \w+_IMAGE=(\S+)$", TEXT, flags=re.MULTILINE):
+        assert re.search(r":\d+\.\d+\.\d+", image), image
