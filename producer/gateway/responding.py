@@ -33,7 +33,7 @@ from inferq.producer.gateway.schemas import GenerationBody
 from inferq.producer.gateway.sse import EventStream, until_disconnected
 from inferq.producer.gateway.submission import TOKENS_FIELD, Asked, Submitted, submit
 from inferq.producer.server import end_tasks
-from inferq.protocol.errors import InvalidRequestError, JobFailed
+from inferq.protocol.errors import ErrorCode, InvalidRequestError, JobFailed
 
 #: What nobody reads: the client is gone.
 CLIENT_GONE: Final = 499
@@ -54,7 +54,9 @@ async def respond(request: Request, body: GenerationBody, served: Served, asked:
     """Submit what is asked for and answer with it, as a stream if the body wants one."""
     gateway: Gateway = request.app.state.gateway
     delivery = Delivery.of(request.headers, body, request.state.access)
-    asked.check(most=gateway.settings.max_outputs)
+    tokens = asked.token_bound(
+        max_outputs=gateway.settings.max_outputs, max_model_len=served.max_model_len
+    )
     if body.stream and len(asked.prompts) > MAX_LISTED_JOBS:
         raise InvalidRequestError(
             f"{len(asked.prompts)} prompts in one stream are more than {MAX_LISTED_JOBS}",
@@ -64,14 +66,13 @@ async def respond(request: Request, body: GenerationBody, served: Served, asked:
     async with AsyncExitStack() as stack:
         stack.enter_context(gateway.in_flight.slot())
         admission = await gateway.limiter.admit(
-            request.state.access,
-            tokens=asked.token_bound(served.max_model_len),
-            streams=len(asked.prompts),
+            request.state.access, tokens=tokens, streams=len(asked.prompts)
         )
         await stack.enter_async_context(admission)
         try:
             jobs = await submit(served.client, served.queue, asked, delivery)
         except Exception as error:
+            admission.used_tokens = 0
             raise gateway.to_http_error(error, served.queue) from error
         if body.stream:
             return stream_response(
@@ -132,7 +133,8 @@ async def _pieces(
                 if piece:
                     written_at = time.monotonic()
                     yield piece
-    except JobFailed:
+    except JobFailed as error:
+        admission.used_tokens = _charge_of(error, jobs)
         if len(jobs.ids) > 1:
             await jobs.cancel()
         raise
@@ -194,7 +196,8 @@ async def _collect(gateway: Gateway, jobs: Submitted, admission: Admission) -> d
     reading = [asyncio.create_task(read(answer)) for answer in answers]
     try:
         await asyncio.gather(*reading)
-    except JobFailed:
+    except JobFailed as error:
+        admission.used_tokens = _charge_of(error, jobs)
         await end_tasks(reading)
         await jobs.cancel()
         raise
@@ -207,6 +210,12 @@ async def _collect(gateway: Gateway, jobs: Submitted, admission: Admission) -> d
 def _tokens_of(choices: Sequence[JobChoices]) -> int:
     usage = total_usage(each.usage for each in choices)
     return usage.prompt_tokens + usage.completion_tokens
+
+
+def _charge_of(error: JobFailed, jobs: Submitted) -> int | None:
+    """Return no tokens for a request that no engine took; None where nobody knows what it used."""
+    is_refused = error.info.code in (ErrorCode.INVALID_REQUEST, ErrorCode.MODEL_NOT_FOUND)
+    return 0 if is_refused and len(jobs.ids) == 1 else None
 
 
 def _to_http_error(gateway: Gateway, jobs: Submitted, error: Exception) -> HttpError:

@@ -72,6 +72,14 @@ def test_what_a_request_did_not_use_comes_back(ask: Callable[..., openai.OpenAI]
         complete(client, max_tokens=900)
 
 
+def test_a_request_that_is_refused_costs_no_tokens(ask: Callable[..., openai.OpenAI]) -> None:
+    client = ask(tokens_per_minute=5000)
+    for more in ({}, {"stream": True}):
+        with pytest.raises(openai.BadRequestError, match="leave no room for output"):
+            complete(client, prompt=[5] * 4096, **more)
+    assert int(complete(client).headers["x-ratelimit-remaining-tokens"]) > 4900
+
+
 def test_models_and_lanes_of_others_are_permission_errors(
     ask: Callable[..., openai.OpenAI],
 ) -> None:
