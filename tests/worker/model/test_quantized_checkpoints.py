@@ -197,6 +197,28 @@ def test_modules_that_are_not_converted_stay_plain(
     assert distance(logits(driver), reference_logits(plain, TEXT)) < CLOSE
 
 
+@pytest.mark.parametrize("settings", [AWQ, GPTQ], ids=["awq", "gptq"])
+def test_adapters_are_added_to_what_the_rounded_weights_give(
+    make_model: Make,
+    driver_of: Make,
+    quantize: Packer,
+    write_adapter: Make,
+    tmp_path: Path,
+    settings: dict[str, Any],
+) -> None:
+    """Adapters beside plain weights are compared with merged weights elsewhere."""
+    folder, plain = quantize(make_model(**SIZES), {**settings, "group_size": 64})
+    targets = ("q_proj", "o_proj", "up_proj", "down_proj")
+    adapters = {"a": str(write_adapter(tmp_path / "a", plain, targets, rank=4, seed=1))}
+    beside = driver_of(folder, lora_adapters=adapters)
+    base, adapted = beside.logits_in_chunks([TEXT, TEXT], [[4, 3], [6]], adapters=("", "a"))
+    exact = driver_of(plain, lora_adapters=adapters)
+    _, expected = exact.logits_in_chunks([TEXT, TEXT], [[4, 3], [6]], adapters=("", "a"))
+    assert torch.equal(base, logits(driver_of(folder)))
+    assert distance(adapted, expected) < CLOSE
+    assert distance(base, expected) > 5 * CLOSE, "the adapter changes what is computed"
+
+
 def test_zero_biases_that_gptq_adds_are_passed_over(
     make_model: Make, driver_of: Make, quantize: Packer
 ) -> None:
