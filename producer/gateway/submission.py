@@ -51,23 +51,20 @@ class Asked:
         """Outputs that are generated, for all prompts."""
         return len(self.prompts) * self.params.num_candidates
 
-    def check(self, *, most: int) -> None:
-        """Check every prompt, and that there are not too many outputs, before any is submitted."""
-        if self.num_outputs > most:
+    def token_bound(self, *, max_outputs: int, max_model_len: int) -> int:
+        """Return how many tokens the request takes at most, prompts and outputs together.
+
+        Checks every prompt, and that there are not too many outputs, before any is submitted.
+        """
+        if self.num_outputs > max_outputs:
             raise InvalidRequestError(
                 f"{len(self.prompts)} prompts with {self.params.num_candidates} outputs each are "
-                f"more than {most} outputs",
+                f"more than {max_outputs} outputs",
                 field="n",
-                limit=most,
+                limit=max_outputs,
             )
-        for arguments in self.prompts:
-            _prompt_of(arguments)
-
-    def token_bound(self, max_model_len: int) -> int:
-        """Return how many tokens the request can take at most, prompts and outputs together."""
-        budget = self.params.max_tokens or max_model_len
         prompts = sum(prompt_token_bound(_prompt_of(arguments)) for arguments in self.prompts)
-        return prompts + budget * self.num_outputs
+        return prompts + (self.params.max_tokens or max_model_len) * self.num_outputs
 
 
 @dataclass(frozen=True, slots=True)

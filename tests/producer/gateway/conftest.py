@@ -46,7 +46,9 @@ def start_stand_in(valkey_url: str, queue: str, tokenizer: Any) -> Iterator[Call
     """Start workers (`queue`, `model`, `step_s`, … as `StandInWorker` takes them)."""
     started: list[Any] = []
 
-    def start(*, queue: str = queue, url: str = valkey_url, **options: Any) -> Any:
+    def start(
+        *, queue: str = queue, url: str = valkey_url, tokenizer: Any = tokenizer, **options: Any
+    ) -> Any:
         worker = _load_stand_in().StandInWorker(url, queue, tokenizer, **options)
         started.append(worker.start())
         return worker

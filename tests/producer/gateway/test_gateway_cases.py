@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
+from inferq.worker.engine.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.model
 
@@ -65,6 +68,20 @@ def test_unknown_model(http: httpx.Client) -> None:
         error = answer.json()["error"]
         assert (error["param"], error["code"]) == ("model", "model_not_found")
         assert "stand-in" in error["message"]
+
+
+def test_no_template(
+    start_stand_in: Callable[..., Any], start_gateway: Callable[..., Any], smollm2: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    shutil.copy(smollm2 / "tokenizer.json", tmp_path)
+    start_stand_in(tokenizer=Tokenizer.load(tmp_path), model="bare")
+    gateway = start_gateway()
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client:
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match="chat template") as caught:
+                client.chat.completions.create(model="bare", messages=MESSAGES, stream=stream)
+            assert caught.value.param == "messages"
 
 
 def test_big_body(http: httpx.Client, gateway: Any, stand_in_worker: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,15 +222,17 @@ def test_a_deadline_is_a_504_or_an_event_of_the_stream(
     http: httpx.Client, stand_in_worker: Any
 ) -> None:
     stand_in_worker.slow_down(0.05)
-    headers = {"X-Inferq-Deadline": "0.5"}
     asked = {"prompt": "Hi", "max_tokens": 4000}
-    answer = http.post("/v1/completions", json=asked, headers=headers)
+    headers = {"X-Inferq-Deadline": "0.5"}
+
+    def ask(stream: bool) -> httpx.Response:
+        return http.post("/v1/completions", json={**asked, "stream": stream}, headers=headers)
+
+    with ThreadPoolExecutor() as pool:
+        answer, stream = pool.map(ask, (False, True))
     assert answer.status_code == 504
     assert answer.json()["error"]["code"] == "deadline_exceeded"
-    with http.stream(
-        "POST", "/v1/completions", json={**asked, "stream": True}, headers=headers
-    ) as stream:
-        found = list(frames(stream.iter_lines()))
+    found = list(frames(stream.iter_lines()))
     assert found[-2].data["error"]["code"] == "deadline_exceeded"
     assert found[-1].data == "[DONE]"
     for bad in ("0", "-1", "soon", "nan", "1e99"):
