@@ -18,7 +18,8 @@ from typing import Any
 import yaml
 
 from inferq.producer.gateway.settings import GatewaySettings
-from inferq.protocol.acl import COMMANDS
+from inferq.protocol.acl import COMMANDS, Role
+from inferq.protocol.keys import GatewayKeys
 from inferq.runtime.settings import ProcessSettings
 from inferq.worker.settings import WorkerSettings
 
@@ -111,10 +112,16 @@ def generated() -> dict[Path, str]:
     schema = json.loads((CHART / "values.schema.json").read_text())
     schema["definitions"]["workerSettings"] = settings_schema(WorkerSettings, WORKER_OWN)
     schema["definitions"]["gatewaySettings"] = settings_schema(GatewaySettings, GATEWAY_OWN)
-    commands = {role.value: list(names) for role, names in COMMANDS.items()}
+    rights = {
+        role.value: {
+            "commands": list(COMMANDS[role]),
+            "prefixes": [GatewayKeys.PREFIX] if role is Role.GATEWAY else [],
+        }
+        for role in (Role.GATEWAY, Role.WORKER)
+    }
     return {
         CHART / "values.schema.json": json.dumps(schema, indent=2) + "\n",
-        CHART / "files" / "acl.json": json.dumps(commands, indent=2) + "\n",
+        CHART / "files" / "acl.json": json.dumps(rights, indent=2) + "\n",
         CHART / "README.md": readme(),
     }
 

@@ -7,12 +7,15 @@
 {{- join " " $patterns }}
 {{- end -}}
 
-{{/* The rules of a role's user, by protocol/acl.py's list of commands. Takes root, role. */}}
+{{/* The rules of a role's user, by what protocol/acl.py says of it. Takes root, role. */}}
 {{- define "inferq.aclRules" -}}
-{{- $commands := get (.root.Files.Get "files/acl.json" | fromJson) .role }}
+{{- $rights := get (.root.Files.Get "files/acl.json" | fromJson) .role }}
 {{- $keys := include "inferq.keyPatterns" (dict "queues" (include "inferq.queues" .root | fromJsonArray) "before" "~" "behind" "*") }}
+{{- range $rights.prefixes }}
+{{- $keys = printf "%s ~%s*" $keys . }}
+{{- end }}
 {{- printf "resetkeys %s resetchannels -@all" $keys }}
-{{- range $commands }} +{{ . }}{{ end }}
+{{- range $rights.commands }} +{{ . }}{{ end }}
 {{- end -}}
 
 {{/* KEDA measures lanes, and looks at the delayed jobs by a script of its own. */}}
@@ -48,7 +51,7 @@ start.sh: |
   user probe on nopass resetkeys resetchannels -@all +ping
   user admin on >$ADMIN_PASSWORD ~* &* +@all
   user worker on >$WORKER_PASSWORD {{ include "inferq.aclRules" (dict "root" . "role" "worker") }}
-  user gateway on >$GATEWAY_PASSWORD {{ include "inferq.aclRules" (dict "root" . "role" "producer") }}
+  user gateway on >$GATEWAY_PASSWORD {{ include "inferq.aclRules" (dict "root" . "role" "gateway") }}
   user keda on >$KEDA_PASSWORD {{ include "inferq.kedaRules" . }}
   USERS
   exec valkey-server /etc/valkey/valkey.conf
