@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from inferq.producer.gateway.schemas import ChatBody, CompletionBody, GenerationBody
 from inferq.protocol.errors import InvalidRequestError
-from inferq.protocol.params import SamplingParams
+from inferq.protocol.params import MAX_LOGPROBS, SamplingParams
 from inferq.protocol.structured import StructuredOutputs
 
 #: OpenAI's `max_tokens` of a completion that gives none.
@@ -55,6 +55,7 @@ def completion_params(body: CompletionBody, form: StructuredOutputs | None) -> S
     if body.use_beam_search:
         given["beam_width"] = body.best_of or body.n or 1
     if body.logprobs is not None:
+        _check_shown("logprobs", body.logprobs)
         given["logprobs"] = body.logprobs
         if body.echo:
             given["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
@@ -82,6 +83,7 @@ def chat_params(
     if body.use_beam_search:
         given["beam_width"] = body.n or 1
     if body.logprobs:
+        _check_shown("top_logprobs", body.top_logprobs)
         given["logprobs"] = body.top_logprobs or 0
     elif body.top_logprobs:
         raise InvalidRequestError("needs logprobs to be true", field="top_logprobs")
@@ -102,6 +104,7 @@ def _common(body: GenerationBody, form: StructuredOutputs | None) -> dict[str, A
         given["n"] = body.n
     if body.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): bias for key, bias in body.logit_bias.items()}
+    _check_shown("prompt_logprobs", body.prompt_logprobs)
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequestError("does not go with stream", field="prompt_logprobs")
     if not body.use_beam_search:
@@ -109,6 +112,14 @@ def _common(body: GenerationBody, form: StructuredOutputs | None) -> dict[str, A
             if getattr(body, field) not in (None, neutral):
                 raise InvalidRequestError("needs use_beam_search", field=field)
     return given
+
+
+def _check_shown(field: str, number: int | None) -> None:
+    """Refuse the whole vocabulary, which the SDK would give: an answer holds it for each token."""
+    if number is not None and number < 0:
+        raise InvalidRequestError(
+            f"{number} is not in [0, {MAX_LOGPROBS}]", field=field, limit=f"[0, {MAX_LOGPROBS}]"
+        )
 
 
 def _token_id(key: str) -> int:
