@@ -156,18 +156,18 @@ async def test_the_length_of_a_queue_is_that_of_all_its_partitions(
 ) -> None:
     async with AsyncClient(valkey_url, queue, partitions=3, queue_limit=2) as client:
         for _ in range(3):
-            await client.submit("x", delay_s=60)
+            await _submit_anywhere(client, delay_s=60)
         handle = await _submit_anywhere(client)
         assert await client.queue_length() == QueueLength(1, 0, 3, finished_total=0, limit=6)
         await handle.cancel()
         assert await client.queue_length() == QueueLength(0, 0, 3, finished_total=1, limit=6)
 
 
-async def _submit_anywhere(client: AsyncClient) -> Any:
+async def _submit_anywhere(client: AsyncClient, **options: float) -> Any:
     """Submit to a partition that has room; each has place for two."""
     while True:
         try:
-            return await client.submit("x")
+            return await client.submit("x", **options)
         except QueueFull:
             continue
 
