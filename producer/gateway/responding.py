@@ -138,7 +138,10 @@ async def _pieces(
         if len(jobs.ids) > 1:
             await jobs.cancel()
         raise
-    admission.used_tokens = _tokens_of(choices)
+    else:
+        admission.used_tokens = _tokens_of(choices)
+    finally:
+        await admission.release()  # before the end is sent: the client's next request may follow
     yield writer.end()
 
 

@@ -196,8 +196,9 @@ async def test_the_page_of_the_api_needs_nothing_from_elsewhere(
         assert schema["openapi"].startswith("3.")
         page = await client.get("/docs")
         assert page.headers["content-type"].startswith("text/html")
-        for path in schema["paths"]:
+        for path, operations in schema["paths"].items():
             assert path in page.text
+            assert all("content" in each["responses"]["200"] for each in operations.values())
         assert "<script" not in page.text
         assert "http://" not in page.text
         assert "https://" not in page.text

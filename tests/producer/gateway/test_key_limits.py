@@ -127,6 +127,15 @@ def test_a_stream_takes_its_slot_until_it_ends_or_its_client_leaves(
     complete(client)
 
 
+def test_one_stream_after_another_never_meets_its_own_slot(
+    ask: Callable[..., openai.OpenAI],
+) -> None:
+    client = ask(max_concurrency=1)
+    for _ in range(10):
+        for _chunk in complete(client, stream=True).parse():
+            pass
+
+
 def test_jobs_wait_for_a_worker_where_the_settings_say_so(
     start_stand_in: Callable[..., Any], start_gateway: Callable[..., Any], queue: str
 ) -> None:

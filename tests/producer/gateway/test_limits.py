@@ -20,7 +20,7 @@ from inferq.protocol.keys import GatewayKeys
 
 @pytest.fixture
 async def client(server: EmbeddedServer, queue: str) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(server.url, queue) as made:
+    async with AsyncClient(server.url, queue, timeout_s=30) as made:
         yield made
 
 
@@ -243,7 +243,7 @@ async def test_a_server_that_is_away_is_said_and_a_release_survives_it(
 ) -> None:
     key = access(max_concurrency=1)
     with EmbeddedServer() as server:
-        async with AsyncClient(server.url, queue, timeout_s=0.5) as client:
+        async with AsyncClient(server.url, queue, timeout_s=5) as client:
             limiter = Limiter(client)
             admission = await limiter.admit(key)
             server.kill()
