@@ -2,8 +2,9 @@
 
 python benchmarks/gateway.py [--streams 1000] [--tokens 40] [--step-ms 500] [--workers 4]
 
-All streams are open at once. Some of them are also read with the SDK, straight from the server: how
-much later each token comes through the gateway is what it adds. Prints one JSON line. Linux only.
+The workers begin to generate when they have all jobs, so that all streams are open at once. Some
+streams are also read with the SDK, straight from the server: how much later each token comes
+through the gateway is what it adds. Prints one JSON line. Linux only.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ QUEUE = "gateway-benchmark"
 #: The gateway's user on the server: its connections are told from others by it.
 USER, PASSWORD = "gateway", "benchmark"
 READY_TIMEOUT_S = 120.0
+#: Tell the workers' process to generate no more, and to generate again.
+HOLD, RELEASE = signal.SIGUSR1, signal.SIGUSR2
 #: Seconds between two looks at the gateway's connections.
 LOOK_S = 0.5
 
@@ -58,11 +61,13 @@ def main() -> None:
     if given.workers_of is not None:
         asyncio.run(_serve(given))
         return
-    with EmbeddedServer() as server, _workers(server.url, given):
-        print_line(asyncio.run(_measure(server, given)))
+    with EmbeddedServer() as server, _workers(server.url, given) as workers:
+        print_line(asyncio.run(_measure(server, workers, given)))
 
 
-async def _measure(server: EmbeddedServer, given: argparse.Namespace) -> dict[str, Any]:
+async def _measure(
+    server: EmbeddedServer, workers: subprocess.Popen[bytes], given: argparse.Namespace
+) -> dict[str, Any]:
     port = _free_port()
     async with (
         redis.asyncio.Redis.from_url(server.url) as control,
@@ -81,12 +86,16 @@ async def _measure(server: EmbeddedServer, given: argparse.Namespace) -> dict[st
             await HttpStream(
                 port, 2
             ).follow()  # what is made at the first request is not per stream
+            workers.send_signal(HOLD)
             _forget_peak(gateway.pid)
             before = _memory_mib(gateway.pid, "VmRSS")
             cpu, meter = CpuMeter({"gateway": gateway.pid}), LoadMeter.start()
             streams = [HttpStream(port, given.tokens) for _ in range(given.streams)]
             looking = asyncio.create_task(_most_connections(control))
-            direct = await _run(streams, sdk, given)
+            running = asyncio.create_task(_run(streams, sdk, given))
+            await _until_claimed(sdk, given.streams, running)
+            workers.send_signal(RELEASE)
+            direct = await running
             looking.cancel()
             figures = meter.figures() | {"gateway_cpu_s": cpu.seconds()["gateway"]}
             figures |= {"rss_before_mib": before, "rss_peak_mib": _memory_mib(gateway.pid, "VmHWM")}
@@ -132,6 +141,8 @@ def _figures(
         for by_http, by_sdk in zip(stream.times, times, strict=False)
         if all_open_at < by_sdk < first_end_at
     ]
+    if not added:
+        raise RuntimeError("the streams were not open at once")
     tokens = sum(len(stream.times) for stream in streams)
     seconds = max(stream.times[-1] for stream in streams) - min(s.times[0] for s in streams)
     grown = measured["rss_peak_mib"] - measured["rss_before_mib"]
@@ -147,7 +158,6 @@ def _figures(
         "pairs": len(added),
         "added_p50_ms": percentile(added, 0.5),
         "added_p99_ms": percentile(added, 0.99),
-        "first_token_p50_ms": percentile([1e3 * stream.first_s for stream in streams], 0.5),
         "gateway_us_per_token": 1e6 * measured.pop("gateway_cpu_s") / tokens,
         "kib_per_stream": 1024 * grown / given.streams,
         **measured,
@@ -183,12 +193,12 @@ def _gateway(
 
 
 @contextlib.contextmanager
-def _workers(url: str, given: argparse.Namespace) -> Iterator[None]:
+def _workers(url: str, given: argparse.Namespace) -> Iterator[subprocess.Popen[bytes]]:
     flags = ["--streams", str(given.streams), "--step-ms", str(given.step_ms)]
     flags += ["--workers", str(given.workers), "--workers-of", url]
     process = subprocess.Popen([sys.executable, __file__, *flags])
     try:
-        yield
+        yield process
     finally:
         process.terminate()
         process.wait(60)
@@ -206,18 +216,33 @@ async def _serve(given: argparse.Namespace) -> None:
         make_worker(f"w{w}", given.workers_of, keys, tokenizer, streams=streams, step_s=step_s)
         for w in range(given.workers)
     ]
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    held, released, stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number, event in {HOLD: held, RELEASE: released, signal.SIGTERM: stop}.items():
+        loop.add_signal_handler(number, event.set)
     serving = [worker.session.serve(stop, stop) for worker in made]
     # workers of their own do not step together
     phases = [step_s * number / len(made) for number in range(len(made))]
-    generating = [_generate(*each, stop) for each in zip(made, phases, strict=True)]
-    await asyncio.gather(*serving, *generating)
+    generating = [
+        asyncio.create_task(_generate(worker, phase_s, held, released, stop))
+        for worker, phase_s in zip(made, phases, strict=True)
+    ]
+    await asyncio.gather(*serving)
+    for task in generating:
+        task.cancel()
     for worker in made:
         await worker.connection.disconnect()
 
 
-async def _generate(worker: SimulatedWorker, phase_s: float, stop: asyncio.Event) -> None:
+async def _generate(
+    worker: SimulatedWorker,
+    phase_s: float,
+    held: asyncio.Event,
+    released: asyncio.Event,
+    stop: asyncio.Event,
+) -> None:
+    await worker.generator.run(held)
+    await released.wait()
     await asyncio.sleep(phase_s)
     await worker.generator.run(stop)
 
@@ -228,6 +253,16 @@ async def _until_healthy(port: int, gateway: subprocess.Popen[bytes]) -> None:
         if gateway.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError("the gateway or the workers did not start")
         await asyncio.sleep(0.1)
+
+
+async def _until_claimed(sdk: AsyncClient, count: int, running: asyncio.Task[Any]) -> None:
+    """Wait until the workers have so many jobs; raise what `running` raises."""
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        while (await sdk.queue_length()).running < count:
+            if running.done():
+                await running
+                raise RuntimeError("the streams ended before they began")
+            await asyncio.sleep(0.1)
 
 
 def _free_port() -> int:

@@ -20,7 +20,6 @@ class HttpStream:
         self.has_begun = asyncio.Event()
         #: On the monotonic clock, by token.
         self.times: list[float] = []
-        self.first_s = 0.0
         self._port = port
         self._tokens = tokens
         self._has_finished = False
@@ -33,7 +32,6 @@ class HttpStream:
 
     async def follow(self) -> None:
         """Ask, and read to the end."""
-        started_at = time.monotonic()
         reader, writer = await asyncio.open_connection(HOST, self._port)
         try:
             writer.write(self._request())
@@ -43,8 +41,6 @@ class HttpStream:
             self.has_begun.set()
             writer.close()
             await writer.wait_closed()
-        if self.times:
-            self.first_s = self.times[0] - started_at
 
     def _request(self) -> bytes:
         body = json.dumps(

@@ -42,6 +42,7 @@ def test_all_streams_complete_over_few_connections_in_bounded_memory(streams: in
     readers = -(-streams // STREAMS_PER_READER)
     assert figures["redis_connections"] <= COMMAND_CONNECTIONS + readers <= 8
     assert figures["rss_peak_mib"] - figures["rss_before_mib"] < streams * KIB_PER_STREAM / 1024
+    assert figures["all_open_s"] > 0
     assert figures["pairs"] > 0
     assert figures["added_p50_ms"] <= figures["added_p99_ms"]
 
