@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies"),
 ]
 
-EXAMPLES = int(os.environ.get("INFERQ_FUZZ_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("INFERQ_FUZZ_EXAMPLES", "15"))
 SEED = int(os.environ.get("INFERQ_FUZZ_SEED", "7"))
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 #: 503 is none of them: on a very busy machine even the queue's server may be late.
