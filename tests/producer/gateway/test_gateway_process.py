@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from inferq.embedded import EmbeddedServer
+
 pytestmark = pytest.mark.model
 
 #: The keep-alive is long: a comment in these streams is the goodbye.
@@ -191,3 +193,29 @@ def test_more_requests_than_it_may_serve_at_once_are_a_503(
         while len(in_flight):
             time.sleep(0.01)
         assert client.post("/v1/completions", json=body(max_tokens=2)).status_code == 200
+
+
+def test_a_server_that_is_away_is_a_503_until_it_is_back(
+    start_stand_in: Callable[..., Any], start_gateway: Callable[..., Any]
+) -> None:
+    with EmbeddedServer(appendonly=True) as server:
+        worker = start_stand_in(url=server.url)
+        gateway = start_gateway(redis_url=server.url)
+        with httpx.Client(base_url=gateway.url, timeout=60) as client:
+
+            def ask() -> httpx.Response:
+                return client.post("/v1/completions", json=body(max_tokens=2))
+
+            assert ask().status_code == 200
+            server.kill()
+            answer = ask()
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "server_lost"
+            assert answer.headers["Retry-After"] == "5"
+            assert "127.0.0.1" not in answer.text
+            server.restart()
+            deadline = time.monotonic() + 60
+            while ask().status_code != 200:
+                assert time.monotonic() < deadline
+        gateway.stop()
+        worker.stop()
