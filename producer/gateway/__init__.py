@@ -15,6 +15,11 @@ Needs the extra `gateway` (fastapi, uvicorn, pydantic, structlog). Imports the S
 - `errors`         every error in OpenAI's shape
 - `middleware`     request ids, log lines, keys, the last resort
 - `completions`, `chat`, `streams`, `tokenization`, `models`, `health`, `refused`, `page`  routes
+- `schemas`        what bodies may hold; `sampling`, `prompts`, `conversation` what it becomes;
+                   `delivery` what headers ask for besides
+- `submission`, `following`, `responding`  jobs for all prompts or none, their events, the answer
+- `note`, `choices`, `chunks`, `event_writer`, `answer`, `logprob_shapes`  a response as a pure
+                   function of its jobs' notes and events; `sse` sends it
 - `forms`          the form that an answer must have
 - `tools`, `tool_choice`, `tool_grammars`  what a model may call, and the form that makes it so
 - `tool_parsers`, `tool_text`, `tool_deltas`  streamed text to content and calls
