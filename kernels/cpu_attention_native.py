@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ class NativePlan(AttentionPlan):
     slots: Tensor  # int64 [T]
     num_blocks: int
     """Blocks that a cache must have for this batch: a kernel would write beyond it."""
+    shared: dict[int, Tensor | None] = field(default_factory=dict)
+    """By query heads of a KV head: `NativeAttention.shared_prefixes`, None where there are none."""
 
 
 class NativeAttention:
@@ -31,7 +33,8 @@ class NativeAttention:
     name = "native"
 
     def __init__(self, library: NativeLibrary) -> None:
-        self._attend = library.function("inferq_attend", "pppppp" + "l" * 14 + "ffii")
+        self._attend = library.function("inferq_attend", "p" * 8 + "l" * 14 + "ffii")
+        self._find_shared = library.function("inferq_shared_prefixes", "pppllllpp")
         self._write_kv = library.function("inferq_write_kv", "pppp" + "l" * 12 + "ii")
 
     def plan(self, batch: AttentionBatch) -> AttentionPlan:
@@ -86,6 +89,10 @@ class NativeAttention:
         own = _checked(plan, kv_layer)
         query = _dense_heads(query)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        group = query.shape[1] // kv_layer.shape[3]
+        if group not in own.shared:
+            own.shared[group] = self.shared_prefixes(own, group)
+        shared = own.shared[group]
         self._attend(
             query.data_ptr(),
             out.data_ptr(),
@@ -93,6 +100,8 @@ class NativeAttention:
             own.query_starts.data_ptr(),
             own.seq_lens.data_ptr(),
             own.block_tables.data_ptr(),
+            0 if shared is None else shared[0].data_ptr(),
+            0 if shared is None else shared[1].data_ptr(),
             own.block_tables.shape[1],
             own.seq_lens.shape[0],
             own.batch.num_decodes,
@@ -108,6 +117,29 @@ class NativeAttention:
             DTYPE_CODES[kv_layer.dtype],
         )
         return out
+
+    def shared_prefixes(self, plan: NativePlan, group: int) -> Tensor | None:
+        """Find sequences whose first tokens lie in the same blocks, for `group` query heads each.
+
+        Returns int32 [2, S]: the first sequence of each one's group, and the tokens that the group
+        shares; None where attention is better off without, or the tables may yet change.
+        """
+        sequences = plan.seq_lens.shape[0]
+        if sequences < 2 or plan.batch.max_seq_len is not None:
+            return None
+        shared = torch.empty(2, sequences, dtype=torch.int32)
+        self._find_shared(
+            plan.query_starts.data_ptr(),
+            plan.seq_lens.data_ptr(),
+            plan.block_tables.data_ptr(),
+            plan.block_tables.shape[1],
+            sequences,
+            plan.batch.block_size,
+            group,
+            shared[0].data_ptr(),
+            shared[1].data_ptr(),
+        )
+        return shared if shared[1].any() else None
 
     def describe(self) -> str:
         """Say which form this is."""

@@ -21,6 +21,7 @@ constexpr std::int64_t GRAIN = 200'000;
 
 thread_local Scratch own_scratch;
 thread_local Scratch part_scratch;
+thread_local Scratch begun_scratch;
 
 // The sums that one thread made of a part of a sequence.
 struct Part {
@@ -56,7 +57,7 @@ void run_decodes(const Attention& a, std::int64_t first, std::int64_t last, Thre
             else if (!is_ended)
                 part.memory = (parts.last = {sequence, parts.last.memory}).memory;
             const DecodeState state(part.memory, a);
-            state.reset(a);
+            is_begun ? state.begin(a, sequence) : state.reset(a);
             decode_query(a, a.query_starts[sequence], channels, query);
             decode_tokens<T>(a, sequence, span.first + (begin - tile) * DECODE_TILE,
                              std::min(span.first + (end - tile) * DECODE_TILE, span.last), query,
@@ -106,6 +107,37 @@ std::vector<PrefillItem> prefill_items(const Attention& a) {
     return items;
 }
 
+// The query rows of each group side by side, to look at what its sequences share.
+struct SharedWork {
+    std::vector<std::int32_t> rows;
+    std::vector<PrefillItem> items;
+
+    explicit SharedWork(const Attention& a) {
+        if (a.shared == nullptr) return;
+        rows.reserve(a.query_starts[a.sequences]);  // items point into it
+        for (std::int64_t i = 0; i < a.sequences; ++i)
+            if (a.leaders[i] == i && a.shared[i] > 0) add(a, i);
+    }
+
+  private:
+    void add(const Attention& a, std::int64_t leader) {
+        const std::size_t begin = rows.size();
+        for (std::int64_t i = leader; i < a.sequences; ++i)
+            if (a.leaders[i] == leader)
+                for (std::int32_t row = a.query_starts[i]; row < a.query_starts[i + 1]; ++row)
+                    rows.push_back(row);
+        const std::int64_t lanes = (rows.size() - begin) * a.group();
+        const std::int64_t vectors = (lanes + LANES - 1) / LANES;
+        std::int64_t pieces = (vectors + MAX_LANE_VECTORS - 1) / MAX_LANE_VECTORS;
+        while (pieces < vectors && pieces * a.kv_heads < 2 * omp_get_max_threads()) ++pieces;
+        const std::int64_t size = (vectors + pieces - 1) / pieces * LANES;
+        for (std::int64_t first = 0; first < lanes; first += size)
+            for (std::int64_t kv_head = 0; kv_head < a.kv_heads; ++kv_head)
+                items.push_back({leader, kv_head, first, std::min(size, lanes - first),
+                                 rows.data() + begin});
+    }
+};
+
 // Rows of sequences without tokens are all zero bits in every dtype.
 void clear_padding(const Attention& a) {
     const std::int64_t row_bytes = a.heads * a.head_dim * (a.query_dtype == 0 ? 4 : 2);
@@ -122,9 +154,21 @@ std::int64_t multiplications(const Attention& a) {
     return 2 * pairs * a.heads * a.head_dim;
 }
 
+template <class T>
+void run_items(const Attention& a, const std::vector<PrefillItem>& items,
+               std::atomic<std::size_t>& next) {
+    for (std::size_t i; (i = next.fetch_add(1)) < items.size();)
+        run_prefill<T>(a, items[i], own_scratch);
+}
+
 template <class T> void attend(const Attention& a) {
     clear_padding(a);
     const int wanted = threads_for(multiplications(a), GRAIN);
+    const SharedWork shared(a);
+    if (!shared.items.empty()) {
+        std::atomic<std::size_t> next{0};
+        parallel(wanted, [&](int, int) { run_items<T>(a, shared.items, next); });
+    }
     const std::int64_t tiles = count_tiles(a), state_size = DecodeState::size(a);
     const std::vector<PrefillItem> items = prefill_items(a);
     std::vector<ThreadParts> parts(wanted);
@@ -137,8 +181,7 @@ template <class T> void attend(const Attention& a) {
     std::atomic<std::size_t> next_item{0};
     parallel(wanted, [&](int thread, int threads) {
         run_decodes<T>(a, tiles * thread / threads, tiles * (thread + 1) / threads, parts[thread]);
-        for (std::size_t i; (i = next_item.fetch_add(1)) < items.size();)
-            run_prefill<T>(a, items[i], own_scratch);
+        run_items<T>(a, items, next_item);
     });
     merge_decodes(a, parts);
 }
@@ -146,19 +189,29 @@ template <class T> void attend(const Attention& a) {
 }  // namespace
 
 // query_starts, seq_lens, block_tables: int32 on the host. Strides in elements; window at least 1,
-// soft_cap 0 for none. `out` is contiguous.
+// soft_cap 0 for none. `out` is contiguous. leaders, shared: from inferq_shared_prefixes, or null.
 extern "C" void inferq_attend(
     const void* query, void* out, const void* cache, const std::int32_t* query_starts,
-    const std::int32_t* seq_lens, const std::int32_t* block_tables, std::int64_t table_stride,
-    std::int64_t sequences, std::int64_t num_decodes, std::int64_t query_row,
-    std::int64_t query_head, std::int64_t heads, std::int64_t head_dim, std::int64_t block_stride,
-    std::int64_t part_stride, std::int64_t token_stride, std::int64_t head_stride,
-    std::int64_t kv_heads, std::int64_t block_size, std::int64_t window, float scale,
-    float soft_cap, std::int32_t query_dtype, std::int32_t cache_dtype) {
-    const Attention a{query,        out,         cache,       query_row,    query_head, block_stride,
-                      part_stride,  token_stride, head_stride, query_starts, seq_lens,   block_tables,
-                      table_stride, sequences,   num_decodes, heads,        kv_heads,   head_dim,
-                      block_size,   window,      scale,       soft_cap,     query_dtype};
+    const std::int32_t* seq_lens, const std::int32_t* block_tables, const std::int32_t* leaders,
+    const std::int32_t* shared, std::int64_t table_stride, std::int64_t sequences,
+    std::int64_t num_decodes, std::int64_t query_row, std::int64_t query_head, std::int64_t heads,
+    std::int64_t head_dim, std::int64_t block_stride, std::int64_t part_stride,
+    std::int64_t token_stride, std::int64_t head_stride, std::int64_t kv_heads,
+    std::int64_t block_size, std::int64_t window, float scale, float soft_cap,
+    std::int32_t query_dtype, std::int32_t cache_dtype) {
+    Attention a{query,        out,          cache,       query_row,    query_head, block_stride,
+                part_stride,  token_stride, head_stride, query_starts, seq_lens,   block_tables,
+                table_stride, sequences,    num_decodes, heads,        kv_heads,   head_dim,
+                block_size,   window,       scale,       soft_cap,     query_dtype};
+    // Each member of a group must see all that it shares.
+    const bool is_windowed = std::any_of(seq_lens, seq_lens + sequences,
+                                         [&](std::int32_t length) { return length > window; });
+    if (shared != nullptr && !is_windowed) {
+        a.leaders = leaders;
+        a.shared = shared;
+        a.begun_size = DecodeState::size(a);
+        a.begun = begun_scratch.floats(query_starts[sequences] * a.begun_size);
+    }
     with_dtype(cache_dtype, [&](auto element) { attend<decltype(element)>(a); });
 }
 INFERQ_EXPORT(inferq_attend)

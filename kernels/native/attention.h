@@ -22,7 +22,17 @@ struct Attention {
     std::int64_t window;  // tokens that a token sees, itself included
     float scale, soft_cap;  // soft_cap 0: none
     std::int32_t query_dtype;
+    // Sequences whose first tokens lie in the same blocks: the first of each one's group, and how
+    // many tokens its group shares, 0 for none; [sequences], null where nothing is shared.
+    const std::int32_t* leaders = nullptr;
+    const std::int32_t* shared = nullptr;
+    // What each query row has seen of shared tokens: a DecodeState, `begun_size` floats per row.
+    float* begun = nullptr;
+    std::int64_t begun_size = 0;
 
+    std::int64_t num_shared(std::int64_t sequence) const {
+        return shared == nullptr ? 0 : shared[sequence];
+    }
     std::int64_t group() const { return heads / kv_heads; }
     std::int64_t query_len(std::int64_t sequence) const {
         return query_starts[sequence + 1] - query_starts[sequence];

@@ -42,13 +42,20 @@ struct DecodeState {
         std::fill(highest, highest + a.heads, -FLT_MAX);
         std::fill(total, total + a.heads, 0.0f);
     }
+    // Goes on from what the row has seen of shared tokens, if there are any.
+    void begin(const Attention& a, std::int64_t sequence) const {
+        reset(a);
+        if (a.num_shared(sequence) == 0) return;
+        const DecodeState begun(a.begun + a.query_starts[sequence] * a.begun_size, a);
+        std::copy(begun.values, begun.total + a.heads, values);
+    }
 };
 
 // Where one decode's tokens begin, and its number of tiles.
 struct DecodeSpan {
     std::int64_t first, last;
     DecodeSpan(const Attention& a, std::int64_t sequence)
-        : first(std::max<std::int64_t>(0, a.seq_lens[sequence] - a.window)),
+        : first(std::max(a.num_shared(sequence), a.seq_lens[sequence] - a.window)),
           last(a.seq_lens[sequence]) {}
     std::int64_t tiles() const { return (last - first + DECODE_TILE - 1) / DECODE_TILE; }
 };

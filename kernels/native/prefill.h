@@ -5,6 +5,7 @@
 // and values are broadcast. Everything is transposed: scores [keys, lanes], values [channels, lanes].
 #pragma once
 #include "attention.h"
+#include "decode.h"
 
 constexpr int PREFILL_TILE = 64;  // keys
 // Keys, or channels, whose sums are held in registers: 4 * 4 vectors of 32, 85 % of a Zen 4 core's
@@ -13,9 +14,11 @@ constexpr int ROWS_AT_ONCE = 4;
 constexpr int MAX_LANE_VECTORS = LANES == 16 ? 4 : 2;
 constexpr int MAX_LANES = MAX_LANE_VECTORS * LANES;
 
-// Lanes [first, first + count) of one sequence and KV head: lane = token * group + head.
+// Lanes [first, first + count) of one KV head: lane = token * group + head. The tokens are those of
+// a sequence or, to look at shared tokens, the query rows of all sequences in its group.
 struct PrefillItem {
     std::int64_t sequence, kv_head, first, count;
+    const std::int32_t* rows = nullptr;
 };
 
 // scores [ROWS_AT_ONCE, W vectors] = keys [ROWS_AT_ONCE, head_dim] . query [head_dim, W vectors]
@@ -106,14 +109,21 @@ template <int W> class Prefill {
 
     template <class T> void run() {
         read_query();
-        const std::int64_t newest = position(item_.count - 1);
-        const std::int64_t first = std::max<std::int64_t>(0, position(0) + 1 - a_.window);
-        for (std::int64_t token = first; token <= newest; token += PREFILL_TILE)
-            add_tile<T>(token, std::min<std::int64_t>(PREFILL_TILE, newest + 1 - token));
+        if (item_.rows != nullptr) {
+            add_tiles<T>(0, a_.num_shared(item_.sequence));
+            write_begun();
+            return;
+        }
+        const std::int64_t shared = a_.num_shared(item_.sequence);
+        if (shared > 0) read_begun();
+        add_tiles<T>(std::max(shared, position(0) + 1 - a_.window), position(item_.count - 1) + 1);
         write_out();
     }
 
   private:
+    std::int64_t row_of(std::int64_t lane) const {
+        return item_.rows == nullptr ? row_ + token_of(lane) : item_.rows[token_of(lane)];
+    }
     std::int64_t token_of(std::int64_t lane) const { return (item_.first + lane) / a_.group(); }
     std::int64_t head_of(std::int64_t lane) const {
         return item_.kv_head * a_.group() + (item_.first + lane) % a_.group();
@@ -133,8 +143,7 @@ template <int W> class Prefill {
                     for (std::int64_t i = 0; i < a_.head_dim; ++i) column[i * lanes] = 0.0f;
                     continue;
                 }
-                const T* row = static_cast<const T*>(a_.query) +
-                               (row_ + token_of(lane)) * a_.query_row +
+                const T* row = static_cast<const T*>(a_.query) + row_of(lane) * a_.query_row +
                                head_of(lane) * a_.query_head;
                 for (std::int64_t vector = 0; vector < channels.count; ++vector) {
                     const Vec x = load_channels(row, vector, channels) * a_.scale;
@@ -144,6 +153,11 @@ template <int W> class Prefill {
                 }
             }
         });
+    }
+
+    template <class T> void add_tiles(std::int64_t first, std::int64_t last) {
+        for (std::int64_t token = first; token < last; token += PREFILL_TILE)
+            add_tile<T>(token, std::min<std::int64_t>(PREFILL_TILE, last - token));
     }
 
     template <class T> void add_tile(std::int64_t token, std::int64_t count) {
@@ -170,8 +184,9 @@ template <int W> class Prefill {
 
     // Turns the tile's scores into weights; `keep` is what the sums so far are to be scaled by.
     void softmax(std::int64_t token, std::int64_t count, Vec* keep) {
-        const bool is_masked = token + count - 1 > position(0) ||
-                               token <= position(item_.count - 1) - a_.window;
+        const bool is_masked =
+            item_.rows == nullptr && (token + count - 1 > position(0) ||
+                                      token <= position(item_.count - 1) - a_.window);
         for (int w = 0; w < W; ++w) {
             float* scores = weights_ + w * LANES;
             Vec top = highest_[w];
@@ -210,16 +225,51 @@ template <int W> class Prefill {
             using T = decltype(element);
             for (std::int64_t lane = 0; lane < item_.count; ++lane) {
                 T* row = static_cast<T*>(a_.out) +
-                         ((row_ + token_of(lane)) * a_.heads + head_of(lane)) * a_.head_dim;
-                for (std::int64_t vector = 0; vector < channels.count; ++vector) {
-                    const std::int64_t base = channels.offset(vector);
-                    const std::int64_t last = std::min<std::int64_t>(LANES, a_.head_dim - base);
-                    Vec x = {};
-                    for (std::int64_t i = 0; i < last; ++i) x[i] = out_[(base + i) * lanes + lane];
-                    store_channels(row, x * inverse[lane], vector, channels);
-                }
+                         (row_of(lane) * a_.heads + head_of(lane)) * a_.head_dim;
+                for (std::int64_t vector = 0; vector < channels.count; ++vector)
+                    store_channels(row, column(lane, vector, channels) * inverse[lane], vector,
+                                   channels);
             }
         });
+    }
+
+    // One lane's sums in the channels of a vector.
+    Vec column(std::int64_t lane, std::int64_t vector, Channels channels) const {
+        const std::int64_t base = channels.offset(vector);
+        const std::int64_t last = std::min<std::int64_t>(LANES, a_.head_dim - base);
+        Vec x = {};
+        for (std::int64_t i = 0; i < last; ++i) x[i] = out_[(base + i) * W * LANES + lane];
+        return x;
+    }
+
+    // The running softmax of each lane, to and from the row that goes on with it.
+    void write_begun() const {
+        const Channels channels(a_.head_dim);
+        for (std::int64_t lane = 0; lane < item_.count; ++lane) {
+            const DecodeState state(a_.begun + row_of(lane) * a_.begun_size, a_);
+            const std::int64_t head = head_of(lane);
+            for (std::int64_t vector = 0; vector < channels.count; ++vector)
+                store(state.values + head * channels.padded() + vector * LANES,
+                      column(lane, vector, channels));
+            state.highest[head] = highest_[lane / LANES][lane % LANES];
+            state.total[head] = total_[lane / LANES][lane % LANES];
+        }
+    }
+    void read_begun() {
+        const Channels channels(a_.head_dim);
+        for (std::int64_t lane = 0; lane < item_.count; ++lane) {
+            const DecodeState state(a_.begun + row_of(lane) * a_.begun_size, a_);
+            const std::int64_t head = head_of(lane);
+            for (std::int64_t vector = 0; vector < channels.count; ++vector) {
+                const Vec x = load(state.values + head * channels.padded() + vector * LANES);
+                const std::int64_t base = channels.offset(vector);
+                const std::int64_t last = std::min<std::int64_t>(LANES, a_.head_dim - base);
+                for (std::int64_t i = 0; i < last; ++i)
+                    out_[(base + i) * W * LANES + lane] = x[i];
+            }
+            highest_[lane / LANES][lane % LANES] = state.highest[head];
+            total_[lane / LANES][lane % LANES] = state.total[head];
+        }
     }
 
     const Attention& a_;
@@ -236,6 +286,8 @@ void run_prefill(const Attention& a, const PrefillItem& item, Scratch& scratch) 
         Prefill<1>(a, item, scratch).template run<T>();
     else if (MAX_LANE_VECTORS == 2 || item.count <= 2 * LANES)
         Prefill<2>(a, item, scratch).template run<T>();
+    else if (item.count <= 3 * LANES)
+        Prefill<3>(a, item, scratch).template run<T>();
     else
         Prefill<MAX_LANE_VECTORS>(a, item, scratch).template run<T>();
 }
