@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import orjson
 import structlog
 
 from inferq.producer import AsyncClient, AsyncJobHandle, StreamEvent
@@ -25,8 +26,8 @@ logger = structlog.get_logger("inferq.gateway")
 #: The protocol's name of a prompt's tokens, which the errors about them have.
 TOKENS_FIELD: Final = "prompt_token_ids"
 JOB_ID_HEADER: Final = "X-Inferq-Job-Id"
-#: Most bytes of a prompt that the note keeps for an answer which begins with it.
-MAX_ECHO_BYTES: Final = 1024
+#: Most bytes, as JSON, of a prompt that the note keeps for an answer which begins with it.
+MAX_ECHO_BYTES: Final = 768
 #: Submissions under way at once for one request.
 _AT_ONCE: Final = 32
 
@@ -203,4 +204,4 @@ def _echo_text(asked: Asked, arguments: Mapping[str, Any]) -> str | None:
 
 def _short_echo(asked: Asked, arguments: Mapping[str, Any]) -> str | None:
     text = _echo_text(asked, arguments)
-    return text if text is not None and len(text.encode()) <= MAX_ECHO_BYTES else None
+    return None if text is None or len(orjson.dumps(text)) > MAX_ECHO_BYTES else text

@@ -85,6 +85,22 @@ def test_a_choice_may_begin_with_its_prompt(
     assert "".join(chunk.choices[0].text for chunk in stream) == PROMPT + " There."
 
 
+def test_many_prompts_of_any_characters_are_shown_in_one_stream(
+    http: httpx.Client, stand_in_worker: Any
+) -> None:
+    """What is kept beside a job has its limits."""
+    stand_in_worker.say(".")
+    prompts = ["\u0001" * 1000, *(f'"{k}" ' + "é\\" * k for k in range(63))]
+    asked = {"prompt": prompts, "max_tokens": 4, "echo": True, "stream": True}
+    texts = dict.fromkeys(range(64), "")
+    for chunk in _chunks(http.post("/v1/completions", json=asked).text):
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert list(texts.values()) == [prompt + "." for prompt in prompts]
+    again = _chunks(http.get(f"/v1/streams/{chunk['id']}").text)
+    shown = {c["choices"][0]["index"]: c["choices"][0]["text"] for c in reversed(again)}
+    assert [shown[k] for k in range(64)] == prompts
+
+
 def test_the_prompt_alone_is_scored_and_nothing_is_said(
     openai_client: openai.OpenAI, tokenizer: Tokenizer, stand_in_worker: Any
 ) -> None:
