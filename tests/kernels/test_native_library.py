@@ -239,7 +239,8 @@ def test_processors_without_wide_vectors_get_the_same_numbers(
 ):
     flags = [*compiler._FLAGS, "-O1", "-march=x86-64", "-Wall", "-Werror"]
     monkeypatch.setattr(compiler, "_flags", lambda: flags)
-    for name in ("attention.cpp", "kv_write.cpp", "norm.cpp", "activation.cpp"):
+    names = ("attention.cpp", "shared_prefix.cpp", "kv_write.cpp", "norm.cpp", "activation.cpp")
+    for name in names:
         (tiny_sources / name).write_bytes((Path(compiler.__file__).parent / name).read_bytes())
     path = tmp_path / "narrow.so"
     Toolchain.find(library._openmp_runtime()).build(path)
@@ -247,6 +248,9 @@ def test_processors_without_wide_vectors_get_the_same_numbers(
     for dtype, atol in ((torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
         case = make_case([(70, 1), (3, 40)], heads=6, kv_heads=2, head_dim=72, dtype=dtype)
         case.assert_agrees(NativeAttention(narrow), atol=atol, window=50, soft_cap=5.0)
+        case = make_case([(70, 1)] * 9, heads=6, kv_heads=2, head_dim=72, dtype=dtype)
+        case.batch.block_tables[:, :4] = case.batch.block_tables[0, :4].clone()
+        case.assert_agrees(NativeAttention(narrow), atol=atol, soft_cap=5.0)
     monkeypatch.setattr("inferq.kernels.dispatch.native_function", narrow.function)
     x, weight = torch.randn(3, 100), torch.randn(100)
     torch.testing.assert_close(rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
