@@ -1,0 +1,36 @@
+"""What Helm says after an installation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def notes(helm: Any, chart: Any, scenario: str) -> str:
+    values = chart / "ci" / f"{scenario}-values.yaml"
+    done = helm.run("install", "release", chart, "--dry-run=client", "--values", values)
+    assert done.returncode == 0, done.stderr
+    text: str = done.stdout.split("NOTES:\n", 1)[1]
+    return text
+
+
+def test_it_lists_the_pools_and_says_what_to_do_next(helm4, chart) -> None:
+    text = notes(helm4, chart, "several-pools")
+    assert "chat: Qwen3-8B on queue chat, 2 workers" in text
+    assert "chat-spot: Qwen3-8B on queue chat, 0 to 20 workers (keda)" in text
+    assert "helm test release" in text
+    assert "service/release-inferq-gateway 8000:80" in text
+
+
+def test_it_warns_of_what_is_open_or_may_be_lost(helm4, chart) -> None:
+    minimal = notes(helm4, chart, "minimal")
+    assert "Whoever reaches the gateway may use it" in minimal
+    assert "each rendering makes new ones" in minimal
+    every = notes(helm4, chart, "every-option")
+    assert "Whoever reaches" not in every
+    assert "jobs and results go with Valkey's pod" in every
+
+
+def test_without_a_gateway_it_points_to_the_sdk(helm4, chart) -> None:
+    text = notes(helm4, chart, "no-gateway")
+    assert "use the SDK, with INFERQ_REDIS_URL" in text
+    assert "port-forward" not in text
