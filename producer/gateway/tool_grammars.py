@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from inferq.producer.gateway.tool_parsers import BEGIN, END
 
+#: Lets a model write the mark-up in its own tokens, such as one that is a whole tag.
+_OWN_TOKENS: Final = '%llguidance {"no_forcing": true}\n'
 #: Between two parts of a JSON text; unbounded, a model may go on with spaces to its last token.
 _WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,16}"
 #: Arguments are written as the models' templates write them in earlier turns.
@@ -56,10 +58,12 @@ def hermes_grammar(
     if is_required or content is not None:
         several = ' ("\\n" call)*' if is_parallel else ""
         other = "" if is_required or content is None else f" | {_json(content)}"
-        return f"start: call{several}{other}\n" + _hermes_calls(functions, f'"{BEGIN}"')
+        return f"{_OWN_TOKENS}start: call{several}{other}\n" + _hermes_calls(
+            functions, f'"{BEGIN}"'
+        )
     some = "call* TEXT?" if is_parallel else "TEXT? | call"
     return (
-        f"start: {some}\nTEXT: /(?s:.*)/ & ~/(?s:.*){BEGIN}(?s:.*)/\n"
+        f"{_OWN_TOKENS}start: {some}\nTEXT: /(?s:.*)/ & ~/(?s:.*){BEGIN}(?s:.*)/\n"
         f"begin[lazy]: /(?s:.*){BEGIN}/\n{_hermes_calls(functions, 'begin')}"
     )
 

@@ -11,6 +11,6 @@ for the plan and the options, by `worker.model`; knows nothing of Redis. No torc
                `plan`
 - results      `engine`, `collector`, `token_output`, `stats`, `runner_errors`, `config`
 - sampling     `sampler`, `ranking`, `logprobs`, `logits_editor`, `logits_edits`, `token_counts`,
-               `bad_words`, `structured_output`, `form_masks`
+               `bad_words`, `structured_output`, `form_tokens`, `form_masks`
 - text         `tokenizer`, `chat_template`, `detokenizer`, `stop`, `output`
 """

@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.structured import StructuredOutputs
+from inferq.worker.engine.form_tokens import with_text_tokens
 
 #: Compiled forms that are kept for the next request with the same text.
 _MAX_COMPILED: Final = 256
@@ -105,7 +106,8 @@ class FormCompiler:
                 raise InvalidRequestError(
                     "needs a model with an end token", field="structured_outputs"
                 )
-            self._tokenizer = LLTokenizer(self._tokenizer_json(), eos_token=self._end_token_ids)
+            content = with_text_tokens(self._tokenizer_json(), set(self._end_token_ids))
+            self._tokenizer = LLTokenizer(content, eos_token=self._end_token_ids)
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
 
 

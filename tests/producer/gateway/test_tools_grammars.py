@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from inferq.producer.gateway.forms import requested_form
 from inferq.producer.gateway.tools import assemble, plan
 from inferq.protocol.params import SamplingParams
+from inferq.worker.engine.form_tokens import with_text_tokens
 from inferq.worker.engine.structured_output import check_structured_outputs, parser_limits
 
 WEATHER = {
@@ -190,3 +192,30 @@ def test_with_a_response_format_the_answer_is_a_call_or_json_of_its_schema(
                 jsonschema.validate(json.loads(text), ANSWER)
             kinds[bool(called)] += 1
     assert len(kinds) == 2
+
+
+def test_a_model_writes_calls_in_its_own_tokens() -> None:
+    tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    fast = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens(["<end>"])
+    # As Qwen has them: added to the vocabulary, but not special.
+    fast.add_tokens([AddedToken(tag) for tag in ("<tool_call>", "</tool_call>", "<think>")])
+    end = fast.token_to_id("<end>")
+    tokenizer = LLTokenizer(with_text_tokens(fast.to_str(), {end}), eos_token=[end])
+    written = fast.encode('<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>').ids
+    assert len(written) < 45
+    mask = allocate_token_bitmask(1, tokenizer.vocab_size)
+    for choice in ("auto", "required"):
+        form = grammar(
+            tool_choice=choice, parallel_tool_calls=False, form=None, tool_format="hermes"
+        )
+        matcher = LLMatcher(tokenizer, form, log_level=0, limits=parser_limits())
+        for position, token in enumerate([*written, end]):
+            fill_next_token_bitmask(matcher, mask, 0)
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+            assert bits[token]
+            # Where text is free, so is thinking.
+            assert bits[fast.token_to_id("<think>")] == (choice == "auto" and position == 0)
+            assert matcher.consume_token(token)
