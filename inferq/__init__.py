@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from inferq.protocol.params import SamplingParams
     from inferq.protocol.replies import JobStatus, QueueLength
     from inferq.protocol.structured import StructuredOutputs
+    from inferq.protocol.webhooks import Webhook, WebhookEvent
     from inferq.worker.llm import LLM
 
 __all__ = [
@@ -104,6 +105,8 @@ __all__ = [
     "TokenStream",
     "TokenizedPrompt",
     "Usage",
+    "Webhook",
+    "WebhookEvent",
     "WorkerInfo",
     "__version__",
 ]
@@ -112,6 +115,7 @@ _PRODUCER: Final = "inferq.producer"
 _ERRORS: Final = "inferq.protocol.errors"
 _MESSAGES: Final = "inferq.protocol.messages"
 _REPLIES: Final = "inferq.protocol.replies"
+_WEBHOOKS: Final = "inferq.protocol.webhooks"
 #: Where each name that is no error lives.
 _HOMES: Final = MappingProxyType(
     {
@@ -138,6 +142,8 @@ _HOMES: Final = MappingProxyType(
         "TokenStream": _PRODUCER,
         "TokenizedPrompt": _PRODUCER,
         "Usage": _MESSAGES,
+        "Webhook": _WEBHOOKS,
+        "WebhookEvent": _WEBHOOKS,
         "WorkerInfo": _PRODUCER,
     }
 )

@@ -20,6 +20,7 @@ from inferq.producer.request import (
     check_idempotency_key,
     check_note,
     check_seconds,
+    check_webhook,
     cost_bounds,
     make_job,
     to_lane,
@@ -43,6 +44,7 @@ from inferq.protocol.messages import Job, Task
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.replies import CancelOutcome, JobStatus, QueueLength
 from inferq.protocol.scripts import QueueScripts
+from inferq.protocol.webhooks import Webhook
 
 T = TypeVar("T")
 
@@ -123,6 +125,7 @@ class AsyncClient:
         cache_salt: str | None = None,
         return_prompt_token_ids: bool = False,
         note: bytes | None = None,
+        webhook: Webhook | None = None,
         **prompt_options: Unpack[PromptOptions],
     ) -> AsyncJobHandle:
         """Put a job into the queue and return its handle; do not wait for a worker.
@@ -141,12 +144,14 @@ class AsyncClient:
         - `cache_salt`: share cached prompt beginnings only with jobs of the same salt.
         - `return_prompt_token_ids`: the result has the prompt's token ids too.
         - `note`: at most 4,096 bytes that the job's status shows as long as the server knows it.
+        - `webhook`: whom `inferq tasks` tells of the job's end; a repeat keeps the first's.
 
         Raises `InvalidRequestError`, `QueueFull`, `IdempotencyConflict` or `ServerLost`. A lost
         reply is retried and never makes a second job.
         """
         check_idempotency_key(idempotency_key)
         check_note(note)
+        check_webhook(webhook)
         job, digest = make_job(
             to_prompt(prompt, messages, **prompt_options),
             params,
@@ -166,6 +171,7 @@ class AsyncClient:
             idempotency_key=idempotency_key,
             digest=digest,
             note=note,
+            webhook=webhook,
         )
 
     async def _enqueue(self, job: Job, **options: Any) -> AsyncJobHandle:

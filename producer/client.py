@@ -30,6 +30,7 @@ from inferq.protocol.keys import Lane, partition_of
 from inferq.protocol.messages import Terminal
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.replies import CancelOutcome, JobStatus, QueueLength
+from inferq.protocol.webhooks import Webhook
 
 T = TypeVar("T")
 
@@ -101,6 +102,7 @@ class Client:
         cache_salt: str | None = None,
         return_prompt_token_ids: bool = False,
         note: bytes | None = None,
+        webhook: Webhook | None = None,
         **prompt_options: Unpack[PromptOptions],
     ) -> JobHandle:
         """Put a job into the queue and return its handle; see `AsyncClient.submit`."""
@@ -119,6 +121,7 @@ class Client:
                 cache_salt=cache_salt,
                 return_prompt_token_ids=return_prompt_token_ids,
                 note=note,
+                webhook=webhook,
                 **prompt_options,
             )
         )

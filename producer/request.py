@@ -18,6 +18,7 @@ from inferq.protocol.messages import Job, Prompt, Task
 from inferq.protocol.param_checks import check_utf8
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.scripts import MAX_KEY_BYTES, MAX_NOTE_BYTES, MAX_RETENTION_MS
+from inferq.protocol.webhooks import Webhook
 
 #: Longest deadline or delay, in seconds (30 days).
 MAX_DELAY_S: Final = 30 * 24 * 3600.0
@@ -151,6 +152,14 @@ def check_note(note: bytes | None) -> None:
     if len(note) > MAX_NOTE_BYTES:
         raise InvalidRequestError(
             f"{len(note)} bytes are more than {MAX_NOTE_BYTES}", field="note", limit=MAX_NOTE_BYTES
+        )
+
+
+def check_webhook(webhook: object) -> None:
+    """Raise `InvalidRequestError` for what is neither a webhook nor absent."""
+    if not isinstance(webhook, Webhook | None):
+        raise InvalidRequestError(
+            f"must be a Webhook, not {type(webhook).__name__}", field="webhook"
         )
 
 

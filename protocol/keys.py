@@ -102,6 +102,11 @@ class QueueKeys:
         """Hash: worker name to its last heartbeat."""
         return f"{self.prefix}workers"
 
+    @property
+    def outbox(self) -> str:
+        """Stream: ends of jobs of which a webhook is to tell; fields id, finish, time, hook."""
+        return f"{self.prefix}outbox"
+
     def drain(self, worker: str) -> str:
         """String: somebody asks this worker to drain; expires."""
         return f"{self.prefix}drain:{worker}"
@@ -129,6 +134,53 @@ class GatewayKeys:
     def slots(self) -> str:
         """Sorted set: requests in progress by the server time (ms) at which their lease ends."""
         return f"{self.PREFIX}slots:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKeys:
+    """The keys in which tasks processes keep what they do for one queue."""
+
+    queue: str
+
+    #: What every key starts with; one hash tag for all queues, as they share one server of RQ's.
+    PREFIX: ClassVar[str] = "inferq:{tasks}:"
+    #: What every key of RQ's own starts with.
+    RQ_PREFIX: ClassVar[str] = f"{PREFIX}rq"
+
+    def __post_init__(self) -> None:
+        QueueKeys(self.queue)
+
+    @property
+    def due(self) -> str:
+        """Sorted set: deliveries that have not ended by the server time (ms) of the next try."""
+        return f"{self.PREFIX}due:{self.queue}"
+
+    @property
+    def dead(self) -> str:
+        """Sorted set: deliveries that were given up by the server time (ms) when they were."""
+        return f"{self.PREFIX}dead:{self.queue}"
+
+    @property
+    def log(self) -> str:
+        """Stream: what became of each try."""
+        return f"{self.PREFIX}log:{self.queue}"
+
+    @property
+    def deliveries(self) -> str:
+        """What the key of each delivery starts with, before its id."""
+        return f"{self.PREFIX}delivery:{self.queue}:"
+
+    def delivery(self, delivery_id: str) -> str:
+        """Hash: one delivery."""
+        return f"{self.deliveries}{delivery_id}"
+
+    def host(self, host: str) -> str:
+        """String: the server time (ms) from which a receiver's host may be called again."""
+        return f"{self.PREFIX}host:{self.queue}:{host}"
+
+    def interval(self, duty: str) -> str:
+        """String: there while a duty has been done for this interval."""
+        return f"{self.PREFIX}interval:{self.queue}:{duty}"
 
 
 def new_job_id(partition: int = 0) -> str:

@@ -36,6 +36,7 @@ from inferq.protocol.replies import (
     Registered,
     Swept,
 )
+from inferq.protocol.webhooks import Webhook
 from inferq.protocol.wire import number, text, unpack
 
 #: The cost of a job without a budget; a claim counts no job as larger than the model's context.
@@ -46,6 +47,8 @@ MAX_WAIT_MS: Final = 2**40
 MAX_KEY_BYTES: Final = 256
 #: Longest note of a producer, in bytes.
 MAX_NOTE_BYTES: Final = 4096
+#: Ends in a partition's outbox at which jobs with a webhook are refused.
+MAX_OUTBOX: Final = 100_000
 #: Longest retention, in ms: ten years.
 MAX_RETENTION_MS: Final = 10 * 365 * 86_400_000
 #: Longest heartbeat that is read, in bytes.
@@ -114,13 +117,15 @@ class QueueScripts:
         idempotency_key: str | None = None,
         digest: str | None = None,
         note: bytes | None = None,
+        webhook: Webhook | None = None,
     ) -> Enqueued:
         """Submit a job, once however often it is called.
 
         `digest` stands for the content where an idempotency key is compared; by default it is
         `content_digest` of the job, which counts a seed that was drawn. Raises `QueueFull` at
-        `queue_limit` queued and delayed jobs or when the server's memory is full, and
-        `IdempotencyConflict` when the key belongs to a job with other content.
+        `queue_limit` queued and delayed jobs, when the server's memory is full or when too many
+        ends wait for their webhooks (only for a job with one), and `IdempotencyConflict` when the
+        key belongs to a job with other content.
         """
         return await self.enqueue_payload(
             job.id,
@@ -135,6 +140,7 @@ class QueueScripts:
             delay_ms=delay_ms,
             idempotency_key=idempotency_key,
             note=note,
+            webhook=webhook,
         )
 
     async def enqueue_payload(
@@ -152,6 +158,7 @@ class QueueScripts:
         delay_ms: int = 0,
         idempotency_key: str | None = None,
         note: bytes | None = None,
+        webhook: Webhook | None = None,
     ) -> Enqueued:
         """Do what `enqueue` does for a job that is encoded already."""
         self._check_partition(job_id)
@@ -181,6 +188,8 @@ class QueueScripts:
             retention_ms,
             key,
             note or b"",
+            b"" if webhook is None else webhook.encode(),
+            MAX_OUTBOX,
             keys=(self.keys.idem(key),) if key else (),
         )
         match status:
@@ -189,6 +198,12 @@ class QueueScripts:
                     f"the queue holds {detail} jobs, its limit is {queue_limit}",
                     depth=int(detail),
                     limit=queue_limit,
+                )
+            case b"outbox_full":
+                raise QueueFull(
+                    f"{detail} ended jobs wait for their webhooks: does `inferq tasks` run?",
+                    depth=int(detail),
+                    limit=MAX_OUTBOX,
                 )
             case b"conflict":
                 raise IdempotencyConflict(key, detail.decode())

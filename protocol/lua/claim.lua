@@ -31,7 +31,7 @@ local lease_ms, max_crashes, retention_ms = tonumber(ARGV[7]), tonumber(ARGV[8])
 local starve_ms = tonumber(ARGV[10])
 local errands_left = tonumber(ARGV[14] or 0)
 local WEIGHTS = { high = tonumber(ARGV[11]), normal = tonumber(ARGV[12]), low = tonumber(ARGV[13]) }
-local MAX_PROMOTED, MAX_TAKEOVERS, MAX_REMOVED = 128, 64, 256
+local MAX_TAKEOVERS, MAX_REMOVED = 64, 256
 
 proceed_when_memory_is_full()
 note_activity(lease_ms)
@@ -109,24 +109,6 @@ local function open_lane(lane)
   end
   ensure_group(lane)
   last[lane] = '0-0'
-end
-
-local function promote_due()
-  local due = redis.call('ZRANGEBYSCORE', DELAYED, '-inf', NOW, 'LIMIT', 0, MAX_PROMOTED)
-  for _, id in ipairs(due) do
-    local job = read_job(id)
-    local payload = redis.call('HGET', job_key(id), 'payload')
-    if not job or job.state ~= 'delayed' then
-      redis.call('ZREM', DELAYED, id)
-    elseif is_expired(job) then
-      finish(job, 'expired', retention_ms)
-    else
-      redis.call('ZREM', DELAYED, id)
-      move(job, 'queued')
-      redis.call('HSET', job_key(id), 'entry', append_to_lane(job.lane, id, job.cost, payload))
-      redis.call('HDEL', job_key(id), 'payload')
-    end
-  end
 end
 
 -- Take a job away from a worker whose lease ended. Returns whether it may be tried again.
@@ -401,7 +383,7 @@ local function next_due()
 end
 
 for _, lane in ipairs(LANES) do open_lane(lane) end
-promote_due()
+promote_due(retention_ms)
 local ready, is_cut = sort_out()
 local suspect = max_jobs > 0 and next_suspect() or nil
 if suspect and makes_way() then

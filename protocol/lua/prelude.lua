@@ -10,10 +10,13 @@ local LOAD, LEASES, DELAYED, DEAD, WORKERS = unpack(KEYS, 1, 5)
 local LANES = { 'high', 'normal', 'low' }
 local STREAMS = { high = KEYS[6], normal = KEYS[7], low = KEYS[8] }
 local PREFIX = string.sub(LOAD, 1, -#'load' - 1)
+local OUTBOX = PREFIX .. 'outbox'
 local GROUP = 'workers'
 -- Dead letters beyond this many push out the oldest; each job got its terminal event anyway.
 local MAX_DEAD_LETTERS = 10000
 local MAX_DEAD_PAYLOAD = 65536
+-- Delayed jobs that one call moves into their lanes.
+local MAX_PROMOTED = 128
 
 local function clock()
   local time = redis.call('TIME')
@@ -125,9 +128,18 @@ local function field(list, name)
   return nil
 end
 
+-- Put the end aside for the webhook, if the job has one, in the same step as the end itself.
+local function announce(job, reason)
+  local hook = redis.call('HGET', job_key(job.id), 'hook')
+  if hook then
+    redis.call('XADD', OUTBOX, '*', 'id', job.id, 'finish', reason, 'time', NOW, 'hook', hook)
+  end
+end
+
 -- Do all that the end of a job takes, except its terminal event, which the caller appends.
 local function settle(job, reason, retention_ms, owner)
   local key = job_key(job.id)
+  announce(job, reason)
   redis.call('ZREM', LEASES, job.id)
   redis.call('ZREM', DELAYED, job.id)
   if job.state == 'running' or job.state == 'released' then drop_entry(job.lane, job.entry) end
@@ -165,11 +177,12 @@ end
 -- Keep what could not be served. kind: `crashed` (may be redriven) or `undecodable`.
 local function bury(kind, lane, entry, id, reason, payload, job)
   if kind == 'undecodable' then payload = string.sub(payload, 1, MAX_DEAD_PAYLOAD) end
-  local note = job and redis.call('HGET', job_key(job.id), 'note') or ''
+  local kept = job and redis.call('HMGET', job_key(job.id), 'note', 'hook') or {}
   redis.call('XADD', DEAD, 'MAXLEN', '~', MAX_DEAD_LETTERS, '*', 'kind', kind, 'lane', lane,
     'entry', entry, 'id', id, 'reason', reason, 'payload', payload, 'time', NOW,
     'prompt', job and job.prompt or 0, 'budget', job and job.budget or 0,
-    'crashes', job and job.crashes or 0, 'retention', job and job.retention or 0, 'note', note)
+    'crashes', job and job.crashes or 0, 'retention', job and job.retention or 0,
+    'note', kept[1] or '', 'hook', kept[2] or '')
 end
 
 -- The payload of a lane entry; nil when it is gone.
@@ -180,7 +193,7 @@ end
 
 -- Record a new job and put it in its lane, or aside until `delay_ms` have passed.
 local function admit(id, payload, lane, prompt, budget, cost, deadline_ms, delay_ms, retention_ms,
-                     digest, idem, note)
+                     digest, idem, note, hook)
   local delayed = delay_ms > 0
   local key = job_key(id)
   redis.call('HSET', key, 'state', delayed and 'delayed' or 'queued', 'lane', lane, 'entry', '',
@@ -190,6 +203,7 @@ local function admit(id, payload, lane, prompt, budget, cost, deadline_ms, delay
     'retention', retention_ms, 'digest', digest)
   if idem ~= '' then redis.call('HSET', key, 'idem', idem) end
   if note ~= '' then redis.call('HSET', key, 'note', note) end
+  if hook ~= '' then redis.call('HSET', key, 'hook', hook) end
   if delayed then
     redis.call('HSET', key, 'payload', payload)
     redis.call('ZADD', DELAYED, NOW + delay_ms, id)
@@ -199,4 +213,24 @@ local function admit(id, payload, lane, prompt, budget, cost, deadline_ms, delay
   add(delayed and 'delayed' or 'queued', 1)
   add('prompt_tokens', prompt)
   add('budget_tokens', math.max(budget, 0))
+end
+
+-- Move delayed jobs that are due into their lanes. Returns how many were looked at.
+local function promote_due(retention_ms)
+  local due = redis.call('ZRANGEBYSCORE', DELAYED, '-inf', NOW, 'LIMIT', 0, MAX_PROMOTED)
+  for _, id in ipairs(due) do
+    local job = read_job(id)
+    local payload = redis.call('HGET', job_key(id), 'payload')
+    if not job or job.state ~= 'delayed' then
+      redis.call('ZREM', DELAYED, id)
+    elseif is_expired(job) then
+      finish(job, 'expired', retention_ms)
+    else
+      redis.call('ZREM', DELAYED, id)
+      move(job, 'queued')
+      redis.call('HSET', job_key(id), 'entry', append_to_lane(job.lane, id, job.cost, payload))
+      redis.call('HDEL', job_key(id), 'payload')
+    end
+  end
+  return #due
 end

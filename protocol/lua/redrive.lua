@@ -13,6 +13,6 @@ local function number(name) return tonumber(field(letter[2], name)) end
 
 admit(ARGV[2], ARGV[3], field(letter[2], 'lane'), number('prompt'), number('budget'),
   tonumber(ARGV[5]), 0, 0, number('retention'), ARGV[4], '',
-  field(letter[2], 'note') or '')
+  field(letter[2], 'note') or '', field(letter[2], 'hook') or '')
 redis.call('XDEL', DEAD, ARGV[1])
 return 'created'

@@ -11,14 +11,16 @@ import pytest
 from inferq.protocol.keys import Lane
 from inferq.protocol.messages import FinishReason
 from inferq.protocol.replies import ClaimedJob, Load
+from inferq.protocol.webhooks import Webhook
 
 STEPS = 250
 WORKERS = ("a", "b", "c")
 #: When, by the server's clock, a lease ended that is made to end.
 ENDED_AT = 5
 LEASE_MS = 30_000
+WEBHOOK = Webhook("https://example.com/hook")
 #: The keys that stay: their number does not grow with the jobs.
-ONE_OF_A_QUEUE = ("jobs", "load", "workers", "dead", "leases", "delayed")
+ONE_OF_A_QUEUE = ("jobs", "load", "workers", "dead", "leases", "delayed", "outbox")
 
 
 @dataclass
@@ -38,6 +40,7 @@ class ModelJob:
     held: ClaimedJob | None = None
     owner: str = ""
     left: bool = False
+    has_webhook: bool = False
 
     @property
     def is_suspect(self) -> bool:
@@ -84,6 +87,7 @@ class Model:
         if self.random.random() < 0.2:
             prompt = budget = 0  # an errand
         delayed = self.random.random() < 0.3
+        webhook = WEBHOOK if self.random.random() < 0.3 else None
         job_id = await self.q.enqueue(
             prompt=prompt,
             budget=budget,
@@ -91,10 +95,15 @@ class Model:
             delay_ms=60_000 if delayed else 0,
             deadline_ms=120_000,
             idempotency_key=f"key-{self.keys}" if self.random.random() < 0.3 else None,
+            webhook=webhook,
         )
         self.keys += 1
         self.jobs[job_id] = ModelJob(
-            prompt, budget, "delayed" if delayed else "queued", self.max_crashes
+            prompt,
+            budget,
+            "delayed" if delayed else "queued",
+            self.max_crashes,
+            has_webhook=webhook is not None,
         )
 
     async def claim(self, free: int | None = None) -> None:
@@ -227,7 +236,13 @@ class Model:
         if letters:
             old = self.jobs[letters[0].job_id]
             job_id = await self.q.scripts.redrive(letters[0].entry_id)
-            self.jobs[job_id] = ModelJob(old.prompt, old.budget, "queued", self.max_crashes)
+            self.jobs[job_id] = ModelJob(
+                old.prompt,
+                old.budget,
+                "queued",
+                self.max_crashes,
+                has_webhook=old.has_webhook,
+            )
 
     async def drain_a_worker(self) -> None:
         """Ask a worker to drain, which is between it and its heartbeat."""
@@ -309,8 +324,19 @@ class Model:
             budget_tokens=sum(job.budget for job in live),
         )
 
+    async def check_outbox(self) -> None:
+        """Every end of a job with a webhook is in the outbox, once."""
+        rows = await self.q.redis.xrange(self.q.keys.outbox)
+        found = [(fields[b"id"].decode(), fields[b"finish"].decode()) for _, fields in rows]
+        assert sorted(found) == sorted(
+            (job_id, job.finish)
+            for job_id, job in self.jobs.items()
+            if job.has_webhook and job.finish is not None
+        )
+
     async def check_ends(self) -> None:
         """Every job that ended has exactly one terminal event, the last; no other has any."""
+        await self.check_outbox()
         for job_id, job in self.jobs.items():
             events = await self.q.events(job_id)
             ends = [e.terminal.finish_reason for _, e in events if e.terminal is not None]

@@ -1,0 +1,10 @@
+-- Move delayed jobs that are due into their lanes: for a queue where no worker claims, so that an
+-- autoscaler sees them.
+--
+-- KEYS   as in prelude.lua
+-- ARGV   1 retention in ms
+-- Reply  how many delayed jobs were due; as many as it moves at most, if there are more
+-- O(log n) for each job.
+
+proceed_when_memory_is_full()
+return promote_due(tonumber(ARGV[1]))

@@ -1,0 +1,48 @@
+-- Count anew what the counters of `load` stand for, if the queue is short enough to look at all.
+--
+-- KEYS   as in prelude.lua
+-- ARGV   1 most entries and delayed jobs looked at
+-- Reply  {1 if it counted, 0 if there are too many, how many counters were wrong}
+-- O(entries), payloads included; O(1) with too many.
+
+local NAMES = { 'queued', 'running', 'delayed', 'prompt_tokens', 'budget_tokens' }
+local PAGE = 16
+proceed_when_memory_is_full()
+
+local total = redis.call('ZCARD', DELAYED)
+for _, lane in ipairs(LANES) do total = total + redis.call('XLEN', STREAMS[lane]) end
+if total > tonumber(ARGV[1]) then return { 0, 0 } end
+
+local counts = { queued = 0, running = 0, delayed = 0, prompt_tokens = 0, budget_tokens = 0 }
+local function count(job)
+  local name = COUNTER[job.state]
+  if not name then return end
+  counts[name] = counts[name] + 1
+  counts.prompt_tokens = counts.prompt_tokens + job.prompt
+  counts.budget_tokens = counts.budget_tokens + math.max(job.budget, 0)
+end
+
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', DELAYED, '-inf', '+inf')) do
+  local job = read_job(id)
+  if job and job.state == 'delayed' then count(job) end
+end
+for _, lane in ipairs(LANES) do
+  local after = '-'
+  repeat
+    local entries = redis.call('XRANGE', STREAMS[lane], after, '+', 'COUNT', PAGE)
+    for _, entry in ipairs(entries) do
+      local job = read_job(field(entry[2], 'id') or '')
+      if job and is_entry_of(job, lane, entry[1]) then count(job) end
+      after = '(' .. entry[1]
+    end
+  until #entries < PAGE
+end
+
+local kept, wrong = redis.call('HMGET', LOAD, unpack(NAMES)), 0
+for i, name in ipairs(NAMES) do
+  if tonumber(kept[i] or 0) ~= counts[name] then
+    wrong = wrong + 1
+    redis.call('HSET', LOAD, name, counts[name])
+  end
+end
+return { 1, wrong }
