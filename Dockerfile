@@ -19,7 +19,7 @@ RUN pip install --no-cache-dir "setuptools==84.2.1" \
     && pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM ${SLIM_IMAGE} AS gateway-packages
-COPY constraints.txt /constraints.txt
+COPY image-constraints.txt /constraints.txt
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python -m venv /opt/inferq \
     && wheel="$(echo /wheels/*.whl)" \
@@ -30,7 +30,7 @@ FROM ${CUDA_IMAGE} AS worker-packages
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends python3.12-venv \
     && rm -rf /var/lib/apt/lists/*
-COPY constraints.txt /constraints.txt
+COPY image-constraints.txt /constraints.txt
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python3.12 -m venv /opt/inferq \
     && wheel="$(echo /wheels/*.whl)" \

@@ -9,10 +9,10 @@ EXAMPLES ?= 20000
 PROMPT ?= What is the capital of France?
 PACKAGES := inferq protocol producer worker kernels
 
-.PHONY: help setup demo test test-slow check lint format typecheck bench screenshots soak fuzz helm-tools chart-files clean
+.PHONY: help setup demo test test-slow check lint format typecheck bench screenshots soak fuzz helm-tools chart-files image-packages clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Create .venv and install everything (quick when nothing changed)
 
@@ -69,6 +69,9 @@ helm-tools: setup ## Put Helm 3 and 4 into the cache, for the tests of the chart
 
 chart-files: setup ## Write what the chart takes from settings, protocol and its own comments
 	@$(BIN)/python scripts/chart_files.py
+
+image-packages: setup ## Write which versions of packages the images hold: those tested here
+	@$(BIN)/python scripts/image_packages.py
 
 clean: ## Remove what the build and the tools left
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

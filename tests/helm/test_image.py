@@ -90,6 +90,21 @@ def test_the_health_check_is_a_program_that_asks_the_port_that_is_exposed(target
     assert "/livez" in program
 
 
+def test_every_package_of_the_images_is_pinned() -> None:
+    script = ROOT / "scripts" / "image_packages.py"
+    done = subprocess.run(
+        [sys.executable, script, "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (ROOT / "image-constraints.txt").read_text().splitlines()
+    tested = (ROOT / "constraints.txt").read_text().splitlines()
+    assert {line for line in tested if "==" in line} <= set(lines)
+    for target in ("gateway", "worker"):
+        stage = stages()[f"{target}-packages"]
+        assert "COPY image-constraints.txt /constraints.txt" in stage
+        assert "--constraint /constraints.txt" in stage
+
+
 def test_the_bases_are_pinned() -> None:
     for image in re.findall(r"^ARG \w+_IMAGE=(\S+)$", TEXT, flags=re.MULTILINE):
         assert re.search(r":\d+\.\d+\.\d+", image), image
