@@ -123,7 +123,7 @@ class _MarkedParser(ToolParser):
         return self._taken()
 
     def finish_reason(self, reason: str) -> str:
-        """Return `tool_calls` for an output that stopped after a whole call."""
+        """Return `tool_calls` for an output that stopped and has a call with all its arguments."""
         return "tool_calls" if self._complete and reason == "stop" else reason
 
     @abstractmethod
@@ -142,7 +142,6 @@ class _MarkedParser(ToolParser):
         """Understand what the end of the text makes certain."""
         if self._read == self._read_closing:
             self._rest = ""
-            self._complete += 1
 
     def _begin_arguments(self) -> bool:
         """Begin the call whose header the rest of the text begins with, if it does."""
@@ -161,6 +160,7 @@ class _MarkedParser(ToolParser):
             self._add_arguments(self._rest[:count])
         self._rest = self._rest[count:]
         if state is Scan.CLOSED:
+            self._complete += 1
             self._read = self._read_closing
         elif state is Scan.BROKEN:
             self._read = self._read_text
@@ -177,7 +177,6 @@ class _MarkedParser(ToolParser):
     def _read_closing(self) -> bool:
         found = self._closing.match(self._rest)
         if found is not None:
-            self._complete += 1
             self._rest = self._rest[found.end() :]
             self._read = self._after_call()
         elif self._closing.may_begin(self._rest):

@@ -9,10 +9,6 @@ from typing import Final
 #: JSON's white space.
 SPACE: Final = " \t\r\n"
 
-_STRING_ENDS: Final = re.compile(r'["\\]')
-_BETWEEN: Final = re.compile(r"[-+.,:\w \t\r\n]*", re.ASCII)
-_CLOSED_BY: Final = {"{": "}", "[": "]"}
-
 
 class Mark:
     """A piece of mark-up, with white space wherever the pattern has a space; 1 KiB at most.
@@ -55,49 +51,6 @@ HEADER: Final = Mark(
 _STRING_ENDS: Final = re.compile(r'["\\]')
 _BETWEEN: Final = re.compile(r"[-+.,:\w \t\r\n]*", re.ASCII)
 _CLOSED_BY: Final = {"{": "}", "[": "]"}
-
-
-class Mark:
-    """A piece of mark-up, with white space of any length wherever the pattern has a space.
-
-    `shortest` are texts of it, one for each of its forms: some ending of one of them completes
-    every text that may become the mark.
-    """
-
-    def __init__(self, pattern: str, *shortest: str) -> None:
-        self._pattern = re.compile(pattern.replace(" ", f"[{SPACE}]*"))
-        self._shortest = shortest
-
-    def match(self, text: str) -> re.Match[str] | None:
-        """Match the mark at the text's beginning."""
-        return self._pattern.match(text)
-
-    def may_begin(self, text: str) -> bool:
-        """Whether more text could make the mark of this one."""
-        return any(
-            self._pattern.match(text + form[k:])
-            for form in self._shortest
-            for k in range(len(form))
-        )
-
-
-def header(separator: str = "") -> Mark:
-    """Return the mark of a call up to its arguments' brace: `{"name": "…", "arguments": `.
-
-    The group `name` is the function's. A separator may come before it.
-    """
-    optional = f"(?:{separator})?" if separator else ""
-    return Mark(
-        f" {optional} "
-        r'\{ (?:"type" : "function" , )?"name" : "(?P<name>[A-Za-z0-9_.-]{1,128})" ,'
-        r' "(?:arguments|parameters)" : (?=\{)',
-        *(
-            f'{before}{{{first}"name":"f","{key}":{{'
-            for before in {"", separator}
-            for first in ("", '"type":"function",')
-            for key in ("arguments", "parameters")
-        ),
-    )
 
 
 class Scan(Enum):

@@ -228,6 +228,7 @@ def test_ids_are_the_same_for_whoever_reads_and_differ_by_call_output_and_job() 
         (HERMES, hermes("f", {}), "stop", "tool_calls"),
         (HERMES, hermes("f", {}), "length", "length"),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a', "stop", "stop"),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}, "id": 1}', "stop", "tool_calls"),
         (HERMES, "hello", "stop", "stop"),
         (JSON, bare("f", {}), "stop", "tool_calls"),
         (NAMED, '{"a": 1}', "stop", "stop"),
