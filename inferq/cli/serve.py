@@ -29,6 +29,8 @@ from inferq.version import __version__
 END_MARGIN_S: Final = 10.0
 #: Seconds between two looks at whether all is ready.
 READY_LOOK_S: Final = 0.2
+#: Addresses that stand for all, and where this machine then reaches itself.
+_WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 #: Exit codes of a part that say more than that it ended: bad settings or model, no Redis.
 _TELLING: Final = (exit_codes.BAD_INPUT, exit_codes.SERVER_LOST)
 
@@ -136,12 +138,13 @@ class Serving:
         model, address = self._plan.worker.model_name, self._address
         queue = f"{self._plan.worker.queue} on "
         queue += "the server given" if self._server is None else f"127.0.0.1:{self._server.port}"
+        reach = "  (on every address)" if self._plan.gateway.host in _WILDCARDS else ""
         header = "" if self._plan.api_key is None else ' -H "Authorization: Bearer $INFERQ_API_KEY"'
         body = json.dumps({"model": model, "prompt": "The capital of France is", "max_tokens": 16})
         _say(f"""
 {model} is ready after {seconds:.1f} s
 
-  API     {address}/v1
+  API     {address}/v1{reach}
   page    {address}/
   schema  {address}/docs
   queue   {queue}
@@ -155,8 +158,7 @@ Ctrl-C takes it down.
     @property
     def _address(self) -> str:
         """The URL at which this machine reaches the gateway."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._plan.gateway.host)  # noqa: S104
-        host = host or self._plan.gateway.host
+        host = _WILDCARDS.get(self._plan.gateway.host, self._plan.gateway.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self._plan.gateway.port}"
 
 

@@ -96,6 +96,8 @@ def read_plan(argv: Sequence[str]) -> ServePlan:
     """Return what the flags and the environment ask for; raise `InvalidRequestError`."""
     given = vars(build_parser().parse_args(argv))
     given = {name: value for name, value in given.items() if value is not None}
+    if "model" not in given and not os.environ.get("INFERQ_MODEL"):
+        raise InvalidRequestError("give a folder, a hub id or a packaged model", field="MODEL")
     api_key = _read_api_key(given)
     is_embedded = not (given.get("redis_url") or os.environ.get("INFERQ_REDIS_URL"))
     given_worker = {name: given[name] for name in given if name in WorkerSettings.model_fields}

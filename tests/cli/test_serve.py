@@ -58,7 +58,7 @@ def address_of(serve: Serve) -> str:
     """Wait until it is ready; return where it said that its API is."""
     assert serve.stdout is not None
     for line in serve.stdout:
-        if found := re.search(r"API +(http://\S+)/v1$", line):
+        if found := re.search(r"API +(http://\S+)/v1", line):
             return found[1]
     pytest.fail(f"it ended without an address: {serve.communicate()[1]}")
 

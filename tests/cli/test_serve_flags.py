@@ -113,7 +113,7 @@ def test_one_key_and_a_file_of_keys_is_a_contradiction() -> None:
 
 
 def test_without_a_model_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidRequestError, match="INFERQ_MODEL"):
+    with pytest.raises(InvalidRequestError, match="MODEL: give a folder"):
         read_plan([])
     monkeypatch.setenv("INFERQ_MODEL", "from-the-environment")
     assert read_plan([]).worker.model == "from-the-environment"
