@@ -146,12 +146,12 @@ class StreamReader:
     def _dispatch(self, key: str, start: tuple[int, int], entries: Iterable[Any]) -> None:
         # who came during the read, or stands further back, would miss what lies before `start`
         followers = [s for s in self._followers.get(key, ()) if s.cursor >= start]
-        next_probe_at = asyncio.get_running_loop().time() + PROBE_S
+        now = asyncio.get_running_loop().time()
         for entry_id, fields in entries:
             entry = Entry.from_redis(entry_id, fields)
             for subscription in followers:
                 if subscription.push(entry):
-                    subscription.probe_at = next_probe_at
+                    subscription.probe_at = _next_probe(subscription, now)
 
     async def _look_after_silent(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -164,9 +164,7 @@ class StreamReader:
         if silent:
             await self._probe.look_after(silent, now)
         for subscription in silent:
-            subscription.probe_at = now + PROBE_S
-            if subscription.deadline > now:
-                subscription.probe_at = min(subscription.probe_at, subscription.deadline)
+            subscription.probe_at = _next_probe(subscription, now)
 
     async def _pause(self, error: ServerLost) -> None:
         now = asyncio.get_running_loop().time()
@@ -201,6 +199,12 @@ class StreamReader:
         for followers in list(self._followers.values()):
             for subscription in followers:
                 subscription.fail(ending)
+
+
+def _next_probe(subscription: Subscription, now: float) -> float:
+    """Return when to look after a stream that is silent from now on, on the loop's clock."""
+    at = now + PROBE_S
+    return min(at, subscription.deadline) if subscription.deadline > now else at
 
 
 class ReaderPool:

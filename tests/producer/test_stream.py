@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from inferq.producer import AsyncClient, StreamEvent
+from inferq.producer.reader import PROBE_S
 from inferq.protocol.errors import (
     ErrorCode,
     InferqError,
@@ -363,6 +364,23 @@ async def test_a_deadline_without_any_worker_ends_the_reader(client: AsyncClient
         with pytest.raises(JobExpired):
             await handle.result()
     assert (await handle.status()).finish_reason is FinishReason.EXPIRED
+
+
+async def test_a_deadline_soon_after_an_event_ends_the_reader_of_a_job_handed_back(
+    client: AsyncClient, worker: Any, words: Any
+) -> None:
+    handle = await client.submit("x", deadline_s=1.0)
+    stream = handle.stream()
+    first = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0.3)  # the reader has looked after the job and knows the deadline
+    claimed, _ = await worker.claim_one()
+    await worker.publish(claimed, 0, words(0, 1))
+    published_at = asyncio.get_running_loop().time()
+    await first
+    await worker.scripts.release(worker.name, [(claimed.job_id, claimed.epoch, None)])
+    with pytest.raises(JobExpired):
+        await anext(stream)
+    assert asyncio.get_running_loop().time() - published_at < PROBE_S * 0.9
 
 
 async def test_no_worker_is_a_time_out_and_the_job_still_runs_later(

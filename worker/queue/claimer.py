@@ -25,7 +25,8 @@ from inferq.worker.queue.running import RunningJobs
 
 logger = structlog.get_logger("inferq.claimer")
 
-#: Longest sleep between two claims, in seconds: what other workers hand back wakes nobody.
+#: Longest sleep between two claims, in seconds: neither what other workers hand back nor a delayed
+#: job that is added wakes anybody.
 MAX_SLEEP_S: Final = 0.5
 #: Shortest sleep before something that falls due, in seconds.
 MIN_SLEEP_S: Final = 0.005

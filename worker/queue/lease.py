@@ -9,6 +9,7 @@ is counted from before the call that renewed it, so it never outlasts the server
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Final
@@ -73,7 +74,11 @@ class LeaseKeeper:
 
     async def _end_in_time(self) -> None:
         while True:
-            await asyncio.sleep(self._next_end())
+            self._jobs.added.clear()
+            # A job that is taken in meanwhile may end before those there are.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._next_end()):
+                    await self._jobs.added.wait()
             self._end_overdue()
             self._drop_expired()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -64,6 +65,8 @@ class RunningJobs:
         self.capacity_tokens = capacity_tokens
         self.block_size = block_size
         self.max_jobs = max_jobs
+        #: Set when a job is taken in; whoever keeps the jobs' times clears it.
+        self.added = asyncio.Event()
         self._jobs: dict[str, RunningJob] = {}
         self._reserved = 0
 
@@ -107,6 +110,7 @@ class RunningJobs:
         """Take a job in, with its reservation."""
         self._jobs[job.id] = job
         self._reserved += job.reserved
+        self.added.set()
 
     def remove(self, job: RunningJob) -> None:
         """Let a job go, with its reservation; nothing happens if it is gone already."""
