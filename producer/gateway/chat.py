@@ -46,9 +46,8 @@ def ask_chat(body: ChatBody, model: str, settings: GatewaySettings) -> Asked:
         form=requested_form({name: getattr(body, name) for name in FORM_FIELDS}),
         tool_format=settings.tool_format,
     )
-    params = chat_params(
-        body, planned.structured_outputs, default_max_tokens=settings.default_max_tokens
-    )
+    form = planned.form
+    params = chat_params(body, form, default_max_tokens=settings.default_max_tokens)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("goes with stream only", field="stream_options")
     options = body.stream_options
@@ -63,7 +62,7 @@ def ask_chat(body: ChatBody, model: str, settings: GatewaySettings) -> Asked:
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs is not None,
         token_ids=bool(body.return_token_ids),
-        form_field=planned.field,
+        form_field=None if form is None else form.field,
         tools=planned.to_note(),
     )
     prompt = chat_prompt(body)

@@ -39,7 +39,7 @@ async def create_completion(request: Request) -> Response:
 def ask_completion(body: CompletionBody, model: str, *, most_prompts: int) -> Asked:
     """Return what a body asks for; raise `InvalidRequestError`, naming the field."""
     form = requested_form({name: getattr(body, name) for name in FORM_FIELDS})
-    params = completion_params(body, None if form is None else form.outputs)
+    params = completion_params(body, form)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("goes with stream only", field="stream_options")
     options = body.stream_options

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from inferq.producer.gateway.forms import Form, renamed
 from inferq.producer.gateway.schemas import ChatBody, CompletionBody, GenerationBody
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.params import MAX_LOGPROBS, SamplingParams
-from inferq.protocol.structured import StructuredOutputs
 
 #: OpenAI's `max_tokens` of a completion that gives none.
 DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -39,7 +39,7 @@ _SAME_NAME: Final = (
 )
 
 
-def completion_params(body: CompletionBody, form: StructuredOutputs | None) -> SamplingParams:
+def completion_params(body: CompletionBody, form: Form | None) -> SamplingParams:
     """Return the parameters of a completion; `form` is what the answer must have.
 
     Without tokens to generate (`max_tokens` 0, with `echo`) one is asked for, and to be dropped.
@@ -59,11 +59,12 @@ def completion_params(body: CompletionBody, form: StructuredOutputs | None) -> S
         given["logprobs"] = body.logprobs
         if body.echo:
             given["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
-    return _make(given, {"beam_width": "n" if body.best_of is None else "best_of"})
+    names = {"beam_width": "n" if body.best_of is None else "best_of"}
+    return _make(given, names, form)
 
 
 def chat_params(
-    body: ChatBody, form: StructuredOutputs | None, *, default_max_tokens: int | None
+    body: ChatBody, form: Form | None, *, default_max_tokens: int | None
 ) -> SamplingParams:
     """Return the parameters of a chat; `form` is what the answer must have.
 
@@ -87,19 +88,14 @@ def chat_params(
         given["logprobs"] = body.top_logprobs or 0
     elif body.top_logprobs:
         raise InvalidRequestError("needs logprobs to be true", field="top_logprobs")
-    return _make(given, {"beam_width": "n", "logprobs": "top_logprobs", "max_tokens": limit_name})
+    names = {"beam_width": "n", "logprobs": "top_logprobs", "max_tokens": limit_name}
+    return _make(given, names, form)
 
 
-def renamed(error: InvalidRequestError, field: str) -> InvalidRequestError:
-    """Return the same error of another field."""
-    message = str(error).removeprefix(f"{error.field}: ")
-    return InvalidRequestError(message, field=field, limit=error.limit, code=error.code)
-
-
-def _common(body: GenerationBody, form: StructuredOutputs | None) -> dict[str, Any]:
+def _common(body: GenerationBody, form: Form | None) -> dict[str, Any]:
     given = {name: v for name in _SAME_NAME if (v := getattr(body, name)) is not None}
     if form is not None:
-        given["structured_outputs"] = form
+        given["structured_outputs"] = form.outputs
     if body.n is not None:
         given["n"] = body.n
     if body.logit_bias is not None:
@@ -128,8 +124,10 @@ def _token_id(key: str) -> int:
     return int(key)
 
 
-def _make(given: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
+def _make(given: Mapping[str, Any], names: Mapping[str, str], form: Form | None) -> SamplingParams:
     try:
         return SamplingParams(**given)
     except InvalidRequestError as error:
+        if form is not None and error.field == "structured_outputs":
+            raise renamed(error, form.field) from None
         raise renamed(error, names.get(error.field, error.field)) from None

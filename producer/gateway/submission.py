@@ -14,8 +14,8 @@ from inferq.producer import AsyncClient, AsyncJobHandle, StreamEvent
 from inferq.producer.gateway.choices import JobChoices
 from inferq.producer.gateway.chunks import ChunkEncoder
 from inferq.producer.gateway.delivery import IDEMPOTENCY_HEADER, Delivery
+from inferq.producer.gateway.forms import renamed
 from inferq.producer.gateway.note import MAX_LISTED_JOBS, Note
-from inferq.producer.gateway.sampling import renamed
 from inferq.producer.prompt import prompt_token_bound, to_prompt
 from inferq.protocol.errors import IdempotencyConflict, InferqError, InvalidRequestError
 from inferq.protocol.messages import Prompt

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from inferq.producer.gateway.forms import check_name, check_optional
+from inferq.producer.gateway.forms import check_name, check_optional, renamed
 from inferq.producer.gateway.tool_grammars import Function
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.structured import StructuredOutputs
@@ -133,6 +133,5 @@ def _read_function(described: Mapping[str, Any], field: str) -> Function:
     try:
         StructuredOutputs(json=dict(parameters))
     except InvalidRequestError as error:
-        message = str(error).removeprefix(f"{error.field}: ")
-        raise InvalidRequestError(message, field=f"{field}.parameters", limit=error.limit) from None
+        raise renamed(error, f"{field}.parameters") from None
     return Function(name, parameters)

@@ -42,8 +42,7 @@ class ToolFormat(StrEnum):
 class ToolPlan:
     """What a chat's tools make of the job, and how its text becomes calls.
 
-    - `structured_outputs`: the form that the job's text must have, `tools` for its template.
-    - `field`: the body's field that the worker's errors about the form are about.
+    - `form`: what the job's text must have; `tools` for its template.
     - `name`: of the one function that must be called.
 
     One that `from_note` rebuilt can make parsers, and no more.
@@ -52,9 +51,8 @@ class ToolPlan:
     mode: Mode = Mode.NONE
     tool_format: ToolFormat = ToolFormat.HERMES
     name: str | None = None
-    structured_outputs: StructuredOutputs | None = None
+    form: Form | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
-    field: str | None = None
 
     def to_note(self) -> dict[str, Any] | None:
         """Return what a replica needs to make the same parsers, as JSON; None: text is content."""
@@ -101,9 +99,7 @@ def plan(
     check_optional("parallel_tool_calls", parallel_tool_calls, bool, "true or false")
     choice = read_tool_choice(tools, tool_choice)
     if choice.mode is Mode.NONE:
-        if form is None:
-            return ToolPlan()
-        return ToolPlan(structured_outputs=form.outputs, field=form.field)
+        return ToolPlan(form=form)
     if form is not None and not form.is_json:
         raise InvalidRequestError(
             "cannot go with tools, whose calls are a form of their own", field=form.field
@@ -113,9 +109,8 @@ def plan(
         mode=choice.mode,
         tool_format=made,
         name=choice.functions[0].name if choice.mode is Mode.NAMED else None,
-        structured_outputs=_form_of_calls(choice, made, parallel_tool_calls is not False, form),
+        form=Form(_form_of_calls(choice, made, parallel_tool_calls is not False, form), "tools"),
         tools=tuple(tools),
-        field="tools",
     )
 
 

@@ -67,11 +67,11 @@ def tokenizer() -> LLTokenizer:
 
 
 def grammar(**asked: Any) -> str:
-    form = plan(tools=TOOLS, **asked).structured_outputs
+    form = plan(tools=TOOLS, **asked).form
     assert form is not None
-    check_structured_outputs(SamplingParams(structured_outputs=form))
-    assert form.grammar is not None
-    return LLMatcher.grammar_from_lark(form.grammar)
+    check_structured_outputs(SamplingParams(structured_outputs=form.outputs))
+    assert form.outputs.grammar is not None
+    return LLMatcher.grammar_from_lark(form.outputs.grammar)
 
 
 def walk(tokenizer: LLTokenizer, text: str, source: random.Random, begin: str = "") -> str | None:

@@ -145,6 +145,7 @@ def test_bare_calls_are_found_where_the_gateway_says_so(
         ({"tools": [WEATHER], "guided_regex": "a"}, "guided_regex"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"tools": [WEATHER], "use_beam_search": True, "n": 2}, "tools"),
         # Found by the worker, and named as the client knows it.
         ({"guided_regex": "(?=a)"}, "guided_regex"),
         (

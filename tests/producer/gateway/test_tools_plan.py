@@ -49,7 +49,7 @@ def allowed(mode: Any, *tools: Any) -> dict[str, Any]:
 def test_without_tools_text_is_text() -> None:
     for choice in (None, "none"):
         without = made(choice=choice)
-        assert without.structured_outputs is None
+        assert without.form is None
         assert without.to_note() is None
         assert without.parser("job", 0).feed("<tool_call>{}") == ["<tool_call>{}"]
 
@@ -57,23 +57,23 @@ def test_without_tools_text_is_text() -> None:
 def test_with_tool_choice_none_the_model_is_not_told_of_tools_and_the_form_holds() -> None:
     without = made([WEATHER], "none", fields={"guided_regex": "a"})
     assert without.tools == ()
-    assert without.structured_outputs is not None
-    assert without.structured_outputs.regex == "a"
-    assert without.field == "guided_regex"
+    assert without.form is not None
+    assert without.form.outputs.regex == "a"
+    assert without.form.field == "guided_regex"
 
 
 def test_a_named_function_s_parameters_are_the_form() -> None:
     forced = made([WEATHER, CLOCK], named("weather"))
-    assert forced.structured_outputs is not None
-    assert json.loads(str(forced.structured_outputs.json)) == PARAMETERS
+    assert forced.form is not None
+    assert json.loads(str(forced.form.outputs.json)) == PARAMETERS
     assert forced.tools == (WEATHER, CLOCK)
-    assert forced.field == "tools"
+    assert forced.form.field == "tools"
 
 
 def test_a_function_without_parameters_takes_none() -> None:
     forced = made([CLOCK], named("clock"))
-    assert forced.structured_outputs is not None
-    schema = json.loads(str(forced.structured_outputs.json))
+    assert forced.form is not None
+    schema = json.loads(str(forced.form.outputs.json))
     assert schema == {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -81,10 +81,10 @@ def test_a_function_without_parameters_takes_none() -> None:
 @pytest.mark.parametrize("choice", [None, "auto", "required", allowed("required", named("clock"))])
 def test_other_choices_are_grammars_of_what_may_be_called(choice: Any, tool_format: str) -> None:
     free = made([WEATHER, CLOCK], choice, tool_format=tool_format)
-    assert free.structured_outputs is not None
-    assert "clock" in str(free.structured_outputs.grammar)
+    assert free.form is not None
+    assert "clock" in str(free.form.outputs.grammar)
     is_narrow = isinstance(choice, dict)
-    assert ("weather" in str(free.structured_outputs.grammar)) is not is_narrow
+    assert ("weather" in str(free.form.outputs.grammar)) is not is_narrow
     assert free.tools == (WEATHER, CLOCK)
 
 
@@ -161,7 +161,7 @@ def test_schemas_too_long_together_are_refused_with_the_limit_but_not_for_their_
     with pytest.raises(InvalidRequestError) as caught:
         made(tools("pattern"))
     assert (caught.value.field, caught.value.limit) == ("tools", "65536")
-    assert len(str(made(tools("description")).structured_outputs)) < 2_000
+    assert len(str(made(tools("description")).form)) < 2_000
 
 
 def test_parallel_tool_calls_is_true_or_false() -> None:
