@@ -6,6 +6,7 @@ the engine without a queue. Imported by the command line and, for `LLM`, by the 
 
 - `settings`        every setting of a worker
 - `probes`          what a worker answers on its health port
+- `plan`            how many blocks a GPU will hold, before there is one
 - `dispatch`        jobs to engine requests, and what comes back to events
 - `generation`, `outputs`, `engine_output`  the text of one job as it grows
 - `frames`, `frame_pipe`  what passes between the two processes
