@@ -1,7 +1,7 @@
 """Tokens per second and latencies of the engine, offline or through the queue.
 
 python benchmarks/throughput.py [--model DIR] [--workloads FILE] [--work W1,W2,W3w,W4] [--reps 3]
-    [--quantization NAME] [--dtype NAME] [--through-queue] [--profile]
+    [--quantization NAME] [--dtype NAME] [--kv-cache-dtype NAME] [--through-queue] [--profile]
 
 One JSON line per run, then one of medians. Keys: workload, path (offline or queue), rep, seconds,
 out_tokens, output_tps, ttft_p50_ms, ttft_p99_ms, itl_p50_ms, itl_p99_ms; one stream alone also has
@@ -110,6 +110,7 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
         "kv_cache_memory": options.kv_cache_memory,
         "quantization": options.quantization,
         "dtype": options.dtype,
+        "kv_cache_dtype": options.kv_cache_dtype,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_prefill_delay_ms": options.max_prefill_delay_ms,
     }
@@ -126,6 +127,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=1.0, help="requests per second of W4")
     parser.add_argument("--quantization", help="as the engine's option")
     parser.add_argument("--dtype", help="as the engine's option")
+    parser.add_argument("--kv-cache-dtype", help="as the engine's option")
     parser.add_argument("--max-num-batched-tokens", type=int, help="as the engine's option")
     parser.add_argument("--max-prefill-delay-ms", type=int, help="as the engine's option")
     parser.add_argument("--max-model-len", type=int, default=1024, help="as the engine's option")

@@ -17,7 +17,7 @@ from inferq.worker.model.runner import load_runner
 _log = logging.getLogger(__name__)
 
 #: `max_prefill_delay_ms` on the CPU, where a prompt of 256 tokens takes half a second.
-CPU_PREFILL_DELAY_MS: Final = 150
+CPU_PREFILL_DELAY_MS: Final = 100
 
 
 def load_engine(

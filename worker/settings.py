@@ -107,7 +107,7 @@ class EngineSettings(settings.ProcessSettings):
         ge=0,
         le=_MAX_COUNT,
         description="By how many ms prompts may delay the next tokens of running sequences in each "
-        "step; 0: no limit; default: 150 on the CPU, no limit on a GPU.",
+        "step; 0: no limit; default: 100 on the CPU, no limit on a GPU.",
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",

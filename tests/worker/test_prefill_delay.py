@@ -25,7 +25,7 @@ class MeasuredRunner:
 @pytest.mark.parametrize(
     ("delay_ms", "device", "speed", "tokens"),
     [
-        (None, "cpu", 1000.0, 144),  # 150 ms, in whole blocks
+        (None, "cpu", 1000.0, 96),  # 100 ms, in whole blocks
         (None, "cpu", 10.0, 32),  # never less, or prompts would stand still
         (100, "cpu", 1000.0, 96),
         (0, "cpu", 1000.0, None),

@@ -49,7 +49,7 @@ class EngineConfig:
     - `enable_prefix_caching`: reuse the KV blocks of equal prefixes.
     - `long_prefill_token_threshold`: most tokens of one prompt computed in one step; 0 is no limit.
     - `max_prefill_delay_ms`: by how much prompts may delay the next tokens of running sequences in
-      each step; 0 is no limit, None is 150 on the CPU and no limit on CUDA.
+      each step; 0 is no limit, None is 100 on the CPU and no limit on CUDA.
     - `kv_cache_dtype`: of the KV cache; `auto` is the model's, but bfloat16 beside weights that are
       quantized on the CPU. CUDA takes the model's only.
     - `preemption_mode`: how a sequence gives way when blocks run out: `recompute` drops its blocks,
