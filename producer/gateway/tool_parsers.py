@@ -25,9 +25,6 @@ SEPARATOR: Final = ";"
 _HERMES_CLOSING: Final = Mark(rf" \}} {END}", "}" + END)
 _JSON_CLOSING: Final = Mark(r" \}", "}")
 
-#: Makes the id of a call of one output from its index.
-CallIds = Callable[[int], str]
-
 
 class ToolParser(ABC):
     """Reads one output's text, piece by piece."""
