@@ -26,7 +26,12 @@ def pack_awq(weight: Tensor, group: int, scale_dtype: torch.dtype = torch.float1
     scales = ((high - low).clamp(min=1e-5) / 15).to(scale_dtype)
     zeros = (-(low / scales.float()).round()).clamp(0, 15)
     values = (grouped / scales.float()[:, None] + zeros[:, None]).round().clamp(0, 15)
-    return PackedAwq(_pack(values.reshape(inputs, outputs)), _pack(zeros), scales)
+    return pack_awq_values(values.reshape(inputs, outputs), zeros, scales)
+
+
+def pack_awq_values(values: Tensor, zeros: Tensor, scales: Tensor) -> PackedAwq:
+    """Pack values [K, N] and zeros [K / group, N], whole numbers from 0 to 15."""
+    return PackedAwq(_pack(values), _pack(zeros), scales.contiguous())
 
 
 def _pack(values: Tensor) -> Tensor:

@@ -94,6 +94,18 @@ def pack_awq() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
+def awq_packing() -> ModuleType:
+    """`awq_packing.py`: the format."""
+    return _module("awq_packing")
+
+
+@pytest.fixture(scope="session")
+def awq_calibration() -> ModuleType:
+    """`awq_calibration.py`: a Llama's weights rounded so that its answers stay."""
+    return _module("awq_calibration")
+
+
+@pytest.fixture(scope="session")
 def write_adapter() -> Callable[..., Path]:
     """`write_adapter` of `lora_adapters.py`: a LoRA adapter in a folder."""
     writer: Callable[..., Path] = _module("lora_adapters").write_adapter

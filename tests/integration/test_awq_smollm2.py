@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import random
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict
+import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,36 +19,89 @@ from torch import Tensor
 
 from inferq import LLM, SamplingParams
 from inferq.kernels.attention import AttentionBatch
-from inferq.kernels.matmul_int4 import UnpackedInt4Weight
+from inferq.kernels.matmul import Weight, pack_float
+from inferq.kernels.matmul_int4 import dequantize_int4
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.model import quantized_weight
 from inferq.worker.model.kv_cache import KVCacheShape
 from inferq.worker.model.loader import load_weights
 from inferq.worker.model.model_loading import load_model, read_model_config
+from inferq.worker.model.model_store import cache_root
 from inferq.worker.model.transformer import Decoder
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
 CPU = torch.device("cpu")
 GROUP = 64
+#: Of the texts by which weights are rounded.
+TEXTS, TEXT_LENGTH = 32, 128
+#: Of SmolLM2, before which special ones stand.
+FIRST_PLAIN_TOKEN, VOCAB_SIZE = 17, 49152
 NAME = "model.safetensors"
+#: Of logits, relative to their spread: what four bits of weight cost so small a model is 0.23 to
+#: 0.24 with this packer (0.36 rounded to nearest); its best tokens agree at 77 % of positions.
+FAR, MOST_AGREEMENT_LOST = 0.27, 0.28
+#: Between a case's two best logits: closer choices may turn, as 3 of 20 did.
+CLEAR_GAP = 2.0
+MOST_OTHERS = 4
 
 
 @pytest.fixture(scope="module")
-def awq(smollm2: Path, pack_awq: Callable[..., Any], tmp_path_factory: Any) -> Path:
-    """SmolLM2 with its projections as AWQ and the rest in float16."""
-    folder = Path(tmp_path_factory.mktemp("awq"))
-    for path in smollm2.glob("*.json"):
+def awq(smollm2: Path, awq_packing: ModuleType, awq_calibration: ModuleType) -> Path:
+    """SmolLM2 with its projections as AWQ, calibrated, and the rest in float16.
+
+    It is made once, in a minute or two, and kept in the cache for as long as its makers are the
+    same.
+    """
+    makers = (Path(module.__file__ or "") for module in (awq_packing, awq_calibration))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in makers)).hexdigest()
+    folder = cache_root() / "tests" / f"smollm2-awq-{GROUP}-{TEXTS}-{digest[:16]}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+            texts = calibration_texts(smollm2)
+            rounded = awq_calibration.quantized_llama(smollm2, texts, GROUP)
+            write_awq(smollm2, dict(rounded), awq_packing, Path(work) / "made")
+            try:
+                (Path(work) / "made").rename(folder)
+            except OSError:
+                if not folder.is_dir():  # another process's is as good
+                    raise
+    return folder
+
+
+def calibration_texts(model: Path) -> list[list[int]]:
+    """Return what the plain model says by itself: after its begin token, and after any others.
+
+    The first token of a text is a special one to attention, whichever it is.
+    """
+    llm = LLM(str(model), max_model_len=TEXT_LENGTH, num_kv_blocks=512)
+    begin, chosen = llm.get_tokenizer().encode(""), random.Random(0)
+    others = [[chosen.randrange(FIRST_PLAIN_TOKEN, VOCAB_SIZE)] for _ in range(3 * TEXTS // 4)]
+    starts = [begin] * (TEXTS // 4) + others
+    outputs = llm.generate(
+        starts,
+        SamplingParams(temperature=1.0, max_tokens=TEXT_LENGTH - 1, ignore_eos=True),
+        use_tqdm=False,
+    )
+    pairs = zip(starts, outputs, strict=True)
+    return [[*start, *output.outputs[0].token_ids] for start, output in pairs]
+
+
+def write_awq(source: Path, rounded: dict[str, Any], awq_packing: ModuleType, folder: Path) -> None:
+    """Write the model with the projections in `rounded` as AutoAWQ writes them."""
+    folder.mkdir()
+    for path in source.glob("*.json"):
         shutil.copy(path, folder)
     tensors: dict[str, Tensor] = {}
-    for name, tensor in load_file(smollm2 / NAME).items():
-        if name.endswith("_proj.weight"):
-            module = name.removesuffix(".weight")
-            packed = asdict(pack_awq(tensor, GROUP))
-            tensors |= {f"{module}.{kind}": part for kind, part in packed.items()}
-        else:
+    for name, tensor in load_file(source / NAME).items():
+        module = name.removesuffix(".weight")
+        if (parts := rounded.get(module)) is None:
             tensors[name] = tensor.half()
+            continue
+        packed = awq_packing.pack_awq_values(parts.values.T, parts.zeros.T, parts.scales.T.half())
+        tensors |= {f"{module}.{kind}": part for kind, part in asdict(packed).items()}
     save_file(tensors, folder / NAME)
     config = json.loads((folder / "config.json").read_text())
     config["dtype"] = "float16"
@@ -58,7 +114,6 @@ def awq(smollm2: Path, pack_awq: Callable[..., Any], tmp_path_factory: Any) -> P
         "modules_to_not_convert": None,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def load(folder: Path, dtype: torch.dtype) -> Decoder:
@@ -66,7 +121,7 @@ def load(folder: Path, dtype: torch.dtype) -> Decoder:
         folder,
         read_model_config(folder),
         EngineConfig(model=str(folder)),
-        max_model_len=512,
+        max_model_len=1024,
         dtype=dtype,
         device=CPU,
         load=load_weights,
@@ -95,74 +150,102 @@ def logits(decoder: Decoder, dtype: torch.dtype, token_ids: list[int]) -> Tensor
     return decoder.forward(torch.tensor(token_ids), positions, batch, cache, positions).float()
 
 
-def layer_bytes(decoder: Decoder) -> int:
-    return sum(linear.nbytes for layer in decoder.layers for linear in layer.linears)
-
-
 def distances(result: Tensor, expected: Tensor) -> Tensor:
     """Return each row's difference, relative to the spread of its logits: an offset is none."""
     result, expected = (x - x.mean(dim=1, keepdim=True) for x in (result, expected))
     return (result - expected).norm(dim=1) / expected.norm(dim=1)
 
 
-@pytest.fixture(scope="module")
-def texts(greedy_cases: list[Any]) -> list[list[int]]:
-    return [
-        case.prompt_token_ids + case.token_ids[:-1]
-        for case in greedy_cases
-        if case.name in ("capital", "repeat")
-    ]
+@dataclass(frozen=True)
+class Comparison:
+    """The logits of all cases' positions beside others'."""
+
+    result: list[Tensor]
+    expected: list[Tensor]
+
+    @property
+    def distance(self) -> float:
+        """The median position's."""
+        pairs = zip(self.result, self.expected, strict=True)
+        return float(torch.cat([distances(*pair) for pair in pairs]).median())
+
+    @property
+    def agreement(self) -> float:
+        """The share of positions with the same best token."""
+        pairs = zip(self.result, self.expected, strict=True)
+        return float(torch.cat([a.argmax(1) == b.argmax(1) for a, b in pairs]).float().mean())
+
+
+def all_logits(folder: Path, dtype: torch.dtype, cases: list[Any]) -> list[Tensor]:
+    decoder = load(folder, dtype)
+    return [logits(decoder, dtype, case.prompt_token_ids + case.token_ids[:-1]) for case in cases]
 
 
 @pytest.fixture(scope="module")
-def exact(awq: Path, texts: list[list[int]]) -> list[Tensor]:
-    """Logits of the same weights, multiplied in float32."""
+def plain(smollm2: Path, greedy_cases: list[Any]) -> list[Tensor]:
+    """Logits of the whole weights."""
+    return all_logits(smollm2, torch.float32, greedy_cases)
 
-    def whole(*weight: Any) -> UnpackedInt4Weight:
-        return UnpackedInt4Weight(*weight[:4])
+
+@pytest.fixture(scope="module")
+def exact(awq: Path, greedy_cases: list[Any]) -> list[Tensor]:
+    """Logits of the rounded weights, multiplied in float32."""
+
+    def whole(*weight: Any) -> Weight:
+        return pack_float(dequantize_int4(*weight[:4]), weight[4])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quantized_weight, "pack_int4", whole)
-        decoder = load(awq, torch.float32)
-    return [logits(decoder, torch.float32, text) for text in texts]
+        return all_logits(awq, torch.float32, greedy_cases)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_are_those_of_the_rounded_weights_in_a_quarter_of_the_memory(
-    awq: Path, texts: list[list[int]], exact: list[Tensor], dtype: torch.dtype
+def test_logits_are_close_to_the_whole_weights_and_closer_to_the_rounded_ones(
+    awq: Path,
+    plain: list[Tensor],
+    exact: list[Tensor],
+    greedy_cases: list[Any],
+    dtype: torch.dtype,
 ) -> None:
-    decoder = load(awq, dtype)
-    weights = sum(
-        layer.attention.qkv.outputs * 576
-        + layer.attention.output.outputs * 576
-        + layer.mlp.input.outputs * 576
-        + layer.mlp.output.outputs * 1536
-        for layer in decoder.layers
-    )
-    # Of two bytes for each weight; for a group of 64 a float32 scale and a byte of zero.
-    assert layer_bytes(decoder) < 0.3 * 2 * weights
-    for text, expected in zip(texts, exact, strict=True):
-        result = logits(decoder, dtype, text)
-        # What remains is the rounding of activations to int8, through 30 layers.
-        assert distances(result, expected).median() < 0.08
-        assert (result.argmax(1) == expected.argmax(1)).float().mean() > 0.85
+    ours = all_logits(awq, dtype, greedy_cases)
+    packing = Comparison(exact, plain)
+    assert packing.distance < FAR, "the packer's own error"
+    assert packing.agreement > 1 - MOST_AGREEMENT_LOST
+    rounding = Comparison(ours, exact)
+    assert rounding.distance < packing.distance / 3, "activations in 8 bits"
+    assert rounding.agreement > 0.9
+    both = Comparison(ours, plain)
+    assert both.distance < 1.06 * packing.distance
+    assert both.agreement > packing.agreement - 0.02
+
+
+def test_weights_take_a_quarter_of_the_memory(awq: Path, smollm2: Path) -> None:
+    decoder, whole = load(awq, torch.float32), load(smollm2, torch.float32)
+    products = [
+        sum(linear.nbytes for layer in model.layers for linear in layer.linears)
+        for model in (decoder, whole)
+    ]
+    # Half a byte for each weight; for each group of 64 a float32 scale and a byte of zero.
+    assert products[0] / products[1] == pytest.approx((0.5 + 5 / GROUP) / 4, rel=1e-3)
+    # With head and embedding, which are one and stay in float16.
+    sizes = [model.description.weight_bytes for model in (decoder, whole)]
+    assert sizes[0] < sizes[1] / 4
 
 
 def test_answers_begin_like_those_of_the_whole_weights(awq: Path, greedy_cases: list[Any]) -> None:
-    """Weights rounded to the nearest of 16, without calibration, turn some close choices."""
     llm = LLM(str(awq), quantization="awq", max_model_len=1024, num_kv_blocks=256)
     outputs = llm.generate(
         [{"prompt_token_ids": case.prompt_token_ids} for case in greedy_cases],
         SamplingParams(temperature=0.0, max_tokens=1),
         use_tqdm=False,
     )
-    same = {
-        case.name
+    others = [
+        case
         for case, output in zip(greedy_cases, outputs, strict=True)
-        if output.outputs[0].token_ids[0] == case.token_ids[0]
-    }
-    assert same >= {"capital", "haiku", "sum", "czech", "chinese", "emoji"}, "the questions"
-    assert len(same) >= 0.65 * len(greedy_cases)
+        if output.outputs[0].token_ids[0] != case.token_ids[0]
+    ]
+    assert len(others) <= MOST_OTHERS
+    assert {case.name for case in others if case.top2_gap[0] > CLEAR_GAP} == set()
 
 
 def test_what_the_checkpoint_is_not_is_refused(awq: Path, smollm2: Path) -> None:
