@@ -1,6 +1,6 @@
 """Many streams through one gateway process, before workers whose engines are stand-ins.
 
-python benchmarks/gateway.py [--streams 1000] [--tokens 40] [--step-ms 500] [--workers 4]
+python benchmarks/gateway.py [--streams 1000] [--tokens 30] [--step-ms 1000] [--workers 4]
 
 The workers begin to generate when they have all jobs, so that all streams are open at once. Some
 streams are also read with the SDK, straight from the server: how much later each token comes
@@ -50,10 +50,10 @@ def main() -> None:
     """Run the benchmark, or the process of its workers."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, default=1000)
-    parser.add_argument("--tokens", type=int, default=40, help="of each stream")
-    parser.add_argument("--step-ms", type=float, default=500.0, help="between two tokens")
+    parser.add_argument("--tokens", type=int, default=30, help="of each stream")
+    parser.add_argument("--step-ms", type=float, default=1000.0, help="between two tokens")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--ramp-s", type=float, default=5.0, help="in which the streams begin")
+    parser.add_argument("--ramp-s", type=float, default=10.0, help="in which the streams begin")
     parser.add_argument("--direct", type=int, default=50, help="streams that the SDK reads too")
     parser.add_argument("--profile", type=Path, help="write the gateway's cProfile there")
     parser.add_argument("--workers-of", metavar="URL", help=argparse.SUPPRESS)

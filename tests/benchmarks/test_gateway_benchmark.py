@@ -36,7 +36,7 @@ def run(streams: int, *flags: str) -> dict[str, Any]:
 @pytest.mark.timeout(320)
 @pytest.mark.parametrize("streams", [300, pytest.param(1000, marks=pytest.mark.slow)])
 def test_all_streams_complete_over_few_connections_in_bounded_memory(streams: int) -> None:
-    figures = run(streams, "--tokens", "20", "--step-ms", "500")
+    figures = run(streams, "--tokens", "20", "--step-ms", str(2 * streams))
     assert figures["complete"] == streams
     assert figures["tokens"] == 20 * streams
     readers = -(-streams // STREAMS_PER_READER)
