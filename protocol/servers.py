@@ -104,6 +104,15 @@ class ServerUrl:
         client.auto_close_connection_pool = True
         return client
 
+    async def locate(self, slot_key: str) -> Address:
+        """Return where Sentinels or a Cluster say that the server of `slot_key`'s keys is now.
+
+        Raises redis' `ConnectionError` if nobody can say.
+        """
+        given: dict[str, Any] = dict(parse_url(self.plain))
+        is_tls = given.pop("connection_class", Connection) is SSLConnection
+        return await self._router(slot_key, given, is_tls=is_tls).address()
+
     def _router(self, slot_key: str, options: dict[str, Any], *, is_tls: bool) -> Router:
         tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
         tls["ssl"] = is_tls

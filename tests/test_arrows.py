@@ -30,6 +30,10 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         SETTINGS | {"redis", "fastapi", "starlette", "uvicorn", "orjson"},
         {"inferq.protocol", "inferq.producer", "inferq.runtime", "inferq.version"},
     ),
+    "inferq.producer.tasks": (
+        SETTINGS | {"redis", "rq", "httpcore"},
+        {"inferq.protocol", "inferq.producer", "inferq.runtime", "inferq.version"},
+    ),
     "inferq.runtime": (SETTINGS, {"inferq.protocol.errors", "inferq.protocol.servers"}),
     "inferq.kernels": (TENSORS, set()),
     "inferq.worker.engine": (

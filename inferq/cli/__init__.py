@@ -19,6 +19,7 @@ __all__ = ["main"]
 _WITH_OWN_FLAGS: Final = {
     "gateway": ("inferq.producer.gateway.command", "gateway"),
     "serve": ("inferq.cli.serve", "worker,gateway,gguf,embedded"),
+    "tasks": ("inferq.producer.tasks.command", "tasks"),
     "worker": ("inferq.worker.command", "worker"),
 }
 

@@ -99,6 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     # these read their own flags: `main` hands over to them before it parses
     commands.add_parser("serve", help="serve a model on this machine: server, worker and gateway")
     commands.add_parser("gateway", help="answer OpenAI's API over HTTP from a queue")
+    commands.add_parser("tasks", help="deliver webhooks and look after queues")
     commands.add_parser("worker", help="serve a model: take jobs, stream their tokens back")
     return parser
 

@@ -1,0 +1,21 @@
+"""`inferq tasks`: what happens around generation, performed by RQ on a small CPU pod.
+
+May be imported by the command line only; imports the SDK, `inferq.protocol` and `inferq.runtime`,
+RQ and httpcore (extra `tasks`).
+
+- `command`        the process: flags, signals, `--burst`; `settings`
+- `conductor`      the loop: moves ended jobs out of the queues' outboxes, and gives out tasks
+- `workers`        the processes that perform tasks
+- `duties`         the tasks there are: deliver webhooks, sweep, promote, trim
+- `safe_rq`        RQ, bound to JSON and to these tasks; `rq_connection` its connection
+- `deliveries`     the state of each webhook delivery (`lua/`)
+- `outbox`         an ended job to its delivery
+- `sending`        one signed POST; `signing` the secrets, `addresses` where it may go
+"""
+
+import os
+
+from inferq.protocol.keys import TaskKeys
+
+# RQ reads it once, when it is imported; `safe_rq` makes sure that it was in time.
+os.environ["RQ_KEY_PREFIX"] = TaskKeys.RQ_PREFIX

@@ -1,0 +1,211 @@
+"""The tasks that RQ performs, by name: each takes the queue that it is for."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+from urllib.parse import urlsplit
+
+import structlog
+
+from inferq.producer.async_client import DEFAULT_TIMEOUT_S
+from inferq.producer.partitions import Partitions
+from inferq.producer.server import RedisServer
+from inferq.producer.tasks.addresses import CheckedBackend
+from inferq.producer.tasks.deliveries import DeliveryStore, TakenDelivery
+from inferq.producer.tasks.safe_rq import TaskRefused, Tasks
+from inferq.producer.tasks.sending import Attempt, Outcome, Sender
+from inferq.producer.tasks.settings import TasksSettings
+from inferq.protocol.keys import QueueKeys, TaskKeys
+from inferq.protocol.upkeep import UpkeepScripts
+
+logger = structlog.get_logger("inferq.tasks")
+
+#: The names that tasks go by in RQ.
+DELIVER: Final = "deliver_webhooks"
+SWEEP: Final = "sweep"
+PROMOTE: Final = "promote_delayed"
+TRIM: Final = "trim_dead_letters"
+
+#: Seconds between two looks for old dead letters.
+TRIM_INTERVAL_S: Final = 3600.0
+#: Deliveries made at once.
+AT_ONCE: Final = 32
+#: Seconds for which one task goes on as long as more is due, so that others get their turn.
+DELIVER_FOR_S: Final = 60.0
+#: Seconds that a delivery stays taken beyond the time that it may last.
+LEASE_MARGIN_S: Final = 60.0
+#: Seconds' worth of calls that a host may get at once.
+BURST_S: Final = 1.0
+#: Milliseconds without a report after which a worker is gone, as workers see it.
+GONE_AFTER_MS: Final = 300_000
+
+
+class Duties:
+    """What a tasks process can do for the queues of its settings."""
+
+    def __init__(self, settings: TasksSettings) -> None:
+        self._settings = settings
+
+    @property
+    def tasks(self) -> Tasks:
+        """The tasks by name."""
+        return {
+            DELIVER: self.deliver_webhooks,
+            SWEEP: self.sweep,
+            PROMOTE: self.promote_delayed,
+            TRIM: self.trim_dead_letters,
+        }
+
+    async def deliver_webhooks(self, queue: str) -> None:
+        """Make the deliveries that are due, until there are no more or others want a turn."""
+        async with self._partitions(queue) as partitions:
+            server = partitions.server_of(TaskKeys.PREFIX)
+            round_ = _Round(self._settings, DeliveryStore(server, queue))
+            stop_at = time.monotonic() + DELIVER_FOR_S
+            while await round_.run() and time.monotonic() < stop_at:
+                pass
+
+    async def sweep(self, queue: str) -> None:
+        """Tidy up behind dead workers, put back what they lost, and count the load anew."""
+        async with self._partitions(queue) as partitions:
+            for server, scripts in _upkeep(partitions):
+                swept = await server.call(partial(scripts.sweep, gone_ms=GONE_AFTER_MS))
+                wrong = await server.call(scripts.recount)
+                logger.debug("swept", key=scripts.keys.prefix, swept=swept, wrong_counters=wrong)
+                if wrong:
+                    logger.warning("counters were wrong", key=scripts.keys.prefix, counters=wrong)
+
+    async def promote_delayed(self, queue: str) -> None:
+        """Move delayed jobs that are due into their lanes, where an autoscaler sees them."""
+        async with self._partitions(queue) as partitions:
+            for server, scripts in _upkeep(partitions):
+                while await server.call(partial(scripts.promote, retention_ms=1)):
+                    pass
+
+    async def trim_dead_letters(self, queue: str) -> None:
+        """Remove dead letters that are too old."""
+        age_ms = int(self._settings.dead_letter_age_s * 1000)
+        async with self._partitions(queue) as partitions:
+            for server, scripts in _upkeep(partitions):
+                trimmed = await server.call(partial(scripts.trim_dead_letters, age_ms=age_ms))
+                if trimmed:
+                    logger.info("dead letters trimmed", key=scripts.keys.prefix, number=trimmed)
+
+    @asynccontextmanager
+    async def _partitions(self, queue: str) -> AsyncIterator[Partitions]:
+        if queue not in self._settings.queues:
+            raise TaskRefused(f"queue {queue!r} is not one of this process's")
+        partitions = Partitions(
+            self._settings.redis_url.get_secret_value(),
+            queue,
+            self._settings.partitions,
+            timeout_s=DEFAULT_TIMEOUT_S,
+        )
+        try:
+            yield partitions
+        finally:
+            await partitions.aclose()
+
+
+def _upkeep(partitions: Partitions) -> list[tuple[RedisServer, UpkeepScripts]]:
+    return [
+        (server, UpkeepScripts(server.commands, QueueKeys(partitions.queue, partition)))
+        for partition in range(partitions.number)
+        for server in (partitions.server(partition),)
+    ]
+
+
+class _Round:
+    """Takes deliveries that are due and makes them, some at once."""
+
+    def __init__(self, settings: TasksSettings, store: DeliveryStore) -> None:
+        self._settings = settings
+        self._store = store
+        self._interval_ms = 1000 / settings.webhook_host_rate
+        self._early_ms = max(BURST_S * 1000 - self._interval_ms, 0.0)
+        self._sender = Sender(
+            settings.read_secrets(),
+            CheckedBackend([ipaddress.ip_network(n) for n in settings.webhook_allowed_networks]),
+            timeout_s=settings.webhook_timeout_s,
+            allow_http=settings.webhook_allow_http,
+        )
+
+    async def run(self) -> bool:
+        """Make one round; return whether there was anything to do."""
+        lease_s = self._settings.webhook_timeout_s + LEASE_MARGIN_S
+        taken = await self._store.take(most=AT_ONCE, lease_ms=int(lease_s * 1000))
+        waiting: dict[str, int] = {}
+        async with asyncio.TaskGroup() as group:
+            for delivery in taken:
+                host = urlsplit(delivery.url).hostname or ""
+                if await self._may_call(delivery, host, waiting):
+                    group.create_task(self._deliver(delivery, host))
+        return bool(taken)
+
+    async def _may_call(self, delivery: TakenDelivery, host: str, waiting: dict[str, int]) -> bool:
+        """Whether there is an attempt to make now; if not, what becomes of it is reported."""
+        most = len(self._settings.webhook_retry_delays_s) + 1
+        if delivery.attempt > most:
+            # its last attempt took the process down, or was never reported
+            await self._store.report(
+                delivery, Outcome.DEAD, reason=f"{most} attempts were begun", host=host
+            )
+            return False
+        wait_ms = await self._store.pace(
+            host, interval_ms=self._interval_ms, early_ms=self._early_ms
+        )
+        if wait_ms == 0:
+            return True
+        # those that wait for the same host come back one after the other
+        place = waiting.get(host, 0)
+        waiting[host] = place + 1
+        next_ms = wait_ms + int(place * self._interval_ms)
+        await self._store.report(delivery, "postponed", next_ms=next_ms)
+        return False
+
+    async def _deliver(self, delivery: TakenDelivery, host: str) -> None:
+        began = time.monotonic()
+        attempt = await self._sender.send(delivery)
+        took_ms = int((time.monotonic() - began) * 1000)
+        outcome, next_ms = self._judge(delivery, attempt)
+        if attempt.retry_after_s > 0:
+            pause_ms = int(attempt.retry_after_s * 1000)
+            await self._store.pause(host, pause_ms=pause_ms, early_ms=self._early_ms)
+        await self._store.report(
+            delivery,
+            outcome,
+            next_ms=next_ms,
+            reason=attempt.reason,
+            status=attempt.status,
+            took_ms=took_ms,
+            host=host,
+        )
+        log = logger.info if outcome is Outcome.DELIVERED else logger.warning
+        log(
+            "webhook",
+            outcome=outcome.value,
+            delivery=delivery.delivery_id,
+            attempt=delivery.attempt,
+            host=host,
+            status=attempt.status,
+            reason=attempt.reason,
+            took_ms=took_ms,
+        )
+
+    def _judge(self, delivery: TakenDelivery, attempt: Attempt) -> tuple[Outcome, int]:
+        """Return what becomes of the delivery, and in how many ms it is tried again."""
+        delays = self._settings.webhook_retry_delays_s
+        if attempt.outcome is not Outcome.RETRY:
+            return attempt.outcome, 0
+        if delivery.attempt > len(delays):
+            return Outcome.DEAD, 0
+        # by up to a tenth more, so that what failed together does not come back together
+        delay_s = delays[delivery.attempt - 1] * random.uniform(1.0, 1.1)  # noqa: S311 - no secret
+        return Outcome.RETRY, int(max(delay_s, attempt.retry_after_s) * 1000)

@@ -1,0 +1,110 @@
+"""The processes that perform tasks: started, started again when they end, ended in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from multiprocessing.process import BaseProcess
+from typing import Final
+
+import structlog
+
+from inferq.producer.tasks.duties import Duties
+from inferq.producer.tasks.rq_connection import rq_connection
+from inferq.producer.tasks.safe_rq import task_worker
+from inferq.producer.tasks.settings import TasksSettings
+from inferq.protocol.servers import ServerUrl
+from inferq.runtime.logs import configure_logging
+
+logger = structlog.get_logger("inferq.tasks")
+
+#: Seconds between two looks at the processes, and before one that ended is started again.
+LOOK_S: Final = 0.5
+RESTART_S: Final = 2.0
+
+
+def quiet_rq() -> None:
+    """Let RQ say what is wrong and no more: what is performed, we say."""
+    for name in ("rq.worker", "rq.job", "rq.queue"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def perform_tasks(settings: TasksSettings, *, burst: bool = False) -> None:
+    """Perform tasks in this process, in its main thread, until SIGTERM, or until none is left."""
+    quiet_rq()
+    connection = rq_connection(ServerUrl.parse(settings.redis_url.get_secret_value()))
+    try:
+        worker = task_worker(connection, settings.queues, Duties(settings).tasks)
+        worker.work(burst=burst, logging_level=None)
+    finally:
+        connection.close()
+
+
+def _worker_process(settings: TasksSettings) -> None:
+    configure_logging(settings.log_level, settings.log_format)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    perform_tasks(settings)
+
+
+class WorkerProcesses:
+    """Keeps the processes of the settings running, until told to stop."""
+
+    def __init__(self, settings: TasksSettings) -> None:
+        self._settings = settings
+        self._context = multiprocessing.get_context("spawn")
+        self._processes: list[BaseProcess] = []
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep them running until `stop` is set, then give tasks under way their time."""
+        try:
+            self._processes = [self._start() for _ in range(self._settings.workers)]
+            while not await _is_set_within(stop, LOOK_S):
+                await self._restart_ended(stop)
+        finally:
+            await self._end()
+
+    def _start(self) -> BaseProcess:
+        process = self._context.Process(target=_worker_process, args=(self._settings,))
+        process.start()
+        return process
+
+    async def _restart_ended(self, stop: asyncio.Event) -> None:
+        for place, process in enumerate(self._processes):
+            if process.is_alive():
+                continue
+            logger.warning("worker process ended", exit_code=process.exitcode)
+            if await _is_set_within(stop, RESTART_S):
+                return
+            self._processes[place] = self._start()
+
+    async def _end(self) -> None:
+        give_up_at = time.monotonic() + self._settings.shutdown_timeout_s
+        for process in self._processes:
+            if process.is_alive():
+                process.terminate()
+        for process in self._processes:
+            await asyncio.to_thread(process.join, max(0.0, give_up_at - time.monotonic()))
+            if process.is_alive():
+                logger.warning("worker process killed: its task goes on after its lease")
+                process.kill()
+                await asyncio.to_thread(process.join)
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
