@@ -8,6 +8,7 @@ wake it from within.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ logger = structlog.get_logger("inferq.claimer")
 #: Longest sleep between two claims, in seconds: neither what other workers hand back nor a delayed
 #: job that is added wakes anybody.
 MAX_SLEEP_S: Final = 0.5
+#: The same for a worker that is full, which can take nothing but errands.
+MAX_FULL_SLEEP_S: Final = 2.0
+#: Bounds of the pause of a full worker that an arrival woke in vain; it doubles from time to time.
+VAIN_PAUSE_S: Final = (0.05, 1.0)
 #: Shortest sleep before something that falls due, in seconds.
 MIN_SLEEP_S: Final = 0.005
 #: Seconds between two looks for claims whose reply was lost.
@@ -75,9 +80,13 @@ class Claimer:
         #: Whether jobs in this worker's name are an earlier process's, which crashed.
         self._is_new = True
         #: The wait for new entries; it outlives a claim for another reason, to keep its connection.
-        self._arrival: asyncio.Task[None] | None = None
+        self._arrival: asyncio.Task[bool] | None = None
         #: The lanes of that wait.
         self._awaited: frozenset[Lane] = frozenset()
+        #: Whether the last sleep ended with an entry.
+        self._has_arrival = False
+        #: What a full worker waits before its next claim, unless room changes; 0: nothing.
+        self._pause_s = 0.0
         #: Whether the last claim succeeded.
         self.is_connected = False
 
@@ -107,6 +116,7 @@ class Claimer:
                 await self._reconcile_if_due()
                 reply = await self._claim()
                 self.is_connected = True
+                await self._pause_in_vain(reply)
                 await self._sleep_until_due(reply)
             except (ServerLost, QueueFull) as error:
                 self.is_connected = False
@@ -156,9 +166,23 @@ class Claimer:
             self._on_claimed(claimed, sent_at)
         return reply
 
+    async def _pause_in_vain(self, reply: ClaimReply) -> None:
+        """Have a full worker wait before the next arrival may wake it, if this one was not for it.
+
+        Entries that others take would cost the server a claim of every full worker each.
+        """
+        if self._free_places or reply.claimed or not self._has_arrival:
+            self._pause_s = 0.0
+            return
+        shortest, longest = VAIN_PAUSE_S
+        self._pause_s = min(longest, max(shortest, 2 * self._pause_s))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pause_s):
+                await self._room_changed.wait()
+
     async def _sleep_until_due(self, reply: ClaimReply) -> None:
         """Sleep until blocks come free, an entry arrives, or something in the queue falls due."""
-        due_s = MAX_SLEEP_S
+        due_s = MAX_SLEEP_S if self._free_places else MAX_FULL_SLEEP_S
         if reply.next_due_ms is not None:
             due_s = min(due_s, max(MIN_SLEEP_S, reply.next_due_ms / 1000))
         waits: set[asyncio.Task[Any]] = set()
@@ -177,9 +201,10 @@ class Claimer:
             await asyncio.wait({room, *waits}, timeout=due_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             room.cancel()
+        self._has_arrival = False
         if self._arrival is not None and self._arrival.done():
             arrival, self._arrival = self._arrival, None
-            arrival.result()
+            self._has_arrival = arrival.result()
 
     async def _end_arrival(self) -> None:
         if self._arrival is not None:
@@ -187,16 +212,16 @@ class Claimer:
             await asyncio.gather(self._arrival, return_exceptions=True)
             self._arrival = None
 
-    async def _wait_arrival(self, tails: Mapping[Lane, str]) -> None:
-        """Return when a lane got an entry after its tail, or after about `MAX_SLEEP_S`."""
+    async def _wait_arrival(self, tails: Mapping[Lane, str]) -> bool:
+        """Return whether a lane got an entry after its tail, after `MAX_FULL_SLEEP_S` at most."""
         streams: dict[Any, Any] = {self._keys.jobs(lane): tail for lane, tail in tails.items()}
-        block_ms = round(MAX_SLEEP_S * 1000)
+        block_ms = round(MAX_FULL_SLEEP_S * 1000)
         # A single-connection client of its own: when the wait is cancelled its connection is
         # dropped, so that no unread reply stays behind on a shared one.
         client = self._redis.client()
         try:
             with translate_errors(client):
-                await client.xread(streams, count=1, block=block_ms)
+                return bool(await client.xread(streams, count=1, block=block_ms))
         except asyncio.CancelledError:
             if client.connection is not None:
                 await client.connection.disconnect(nowait=True)

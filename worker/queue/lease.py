@@ -25,6 +25,8 @@ logger = structlog.get_logger("inferq.lease")
 
 #: Heartbeats per lease: two may be lost before a lease ends.
 BEATS_PER_LEASE: Final = 4
+#: Seconds after which a part that should end is cancelled again.
+CANCEL_AGAIN_S: Final = 0.1
 
 
 class LeaseKeeper:
@@ -58,10 +60,18 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         """Beat until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._beat_on())
-            # A beat may wait for the server; ends do not wait for a beat.
-            tasks.create_task(self._end_in_time())
+        # A beat may wait for the server; ends do not wait for a beat.
+        parts = [asyncio.create_task(self._beat_on()), asyncio.create_task(self._end_in_time())]
+        try:
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for part in done:
+                part.result()
+        finally:
+            # A call that completes just then swallows a cancel.
+            while pending := [part for part in parts if not part.done()]:
+                for part in pending:
+                    part.cancel()
+                await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
 
     async def _beat_on(self) -> None:
         interval = self._lease_s / BEATS_PER_LEASE

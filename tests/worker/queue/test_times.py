@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from inferq.protocol.keys import Lane, QueueKeys, new_job_id
 from inferq.protocol.messages import Job, TextPrompt
 from inferq.protocol.params import SamplingParams
+from inferq.protocol.replies import PublishReply, PublishStatus
 from inferq.protocol.scripts import QueueScripts
 from inferq.worker.queue.claimer import Claimer, ClaimLimits
 from inferq.worker.queue.lease import LeaseKeeper
@@ -44,10 +46,12 @@ async def ends_of(valkey_client, queue: str, late: RunningJob, within_s: float) 
     jobs = RunningJobs(1000, 16, 10)
     jobs.add(running_job())
     told: list[str] = []
+    has_ended = asyncio.Event()
 
     def end(job: RunningJob, *why: str) -> None:
         told.append("lost" if why else "deadline")
         jobs.remove(job)
+        has_ended.set()
 
     keeper = LeaseKeeper(
         QueueScripts(valkey_client, QueueKeys(queue)),
@@ -65,11 +69,11 @@ async def ends_of(valkey_client, queue: str, late: RunningJob, within_s: float) 
     jobs.add(late)
     try:
         async with asyncio.timeout(within_s):
-            while late in jobs:
-                await asyncio.sleep(0.01)
+            await has_ended.wait()
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
+    assert late not in jobs
     return told
 
 
@@ -83,6 +87,41 @@ async def test_a_nearer_end_of_a_lease_taken_in_later_is_kept(valkey_client, que
     late = running_job(lease_s=0.4)  # of a claim whose reply was slow
     assert await ends_of(valkey_client, queue, late, 5) == ["lost"]
     assert time.monotonic() >= late.lease_until
+
+
+async def test_a_keeper_ends_although_a_heartbeat_swallows_a_cancel(
+    valkey_client, queue: str, monkeypatch
+) -> None:
+    jobs = RunningJobs(1000, 16, 10)
+    jobs.add(running_job(lease_s=0.4))
+    scripts = QueueScripts(valkey_client, QueueKeys(queue))
+    is_beating = asyncio.Event()
+
+    async def heartbeat(*args, **kwargs) -> list[PublishReply]:
+        is_beating.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return [PublishReply("", PublishStatus.OK, 0, cancel=False)]
+
+    monkeypatch.setattr(scripts, "heartbeat", heartbeat)
+    keeper = LeaseKeeper(
+        scripts,
+        "w1",
+        jobs,
+        lease_s=0.4,
+        retention_s=60,
+        is_stuck=lambda: False,
+        on_lost=lambda *_: None,
+        on_cancel=jobs.remove,
+        on_deadline=jobs.remove,
+    )
+    keeping = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(5):
+        await is_beating.wait()
+    keeping.cancel()
+    done, _ = await asyncio.wait([keeping], timeout=5)
+    assert done == {keeping}
+    assert keeping.cancelled()
 
 
 async def test_a_job_delayed_while_a_worker_sleeps_is_claimed_soon_after_it_is_due(
