@@ -42,6 +42,8 @@ USER, PASSWORD = "gateway", "benchmark"
 READY_TIMEOUT_S = 120.0
 #: Tell the workers' process to generate no more, and to generate again.
 HOLD, RELEASE = signal.SIGUSR1, signal.SIGUSR2
+#: Streams that begin together.
+BEGIN_AT_ONCE = 50
 #: Seconds between two looks at the gateway's connections.
 LOOK_S = 0.5
 
@@ -53,7 +55,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=30, help="of each stream")
     parser.add_argument("--step-ms", type=float, default=1000.0, help="between two tokens")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--ramp-s", type=float, default=10.0, help="in which the streams begin")
     parser.add_argument("--direct", type=int, default=50, help="streams that the SDK reads too")
     parser.add_argument("--profile", type=Path, help="write the gateway's cProfile there")
     parser.add_argument("--workers-of", metavar="URL", help=argparse.SUPPRESS)
@@ -92,10 +93,7 @@ async def _measure(
             cpu, meter = CpuMeter({"gateway": gateway.pid}), LoadMeter.start()
             streams = [HttpStream(port, given.tokens) for _ in range(given.streams)]
             looking = asyncio.create_task(_most_connections(control))
-            running = asyncio.create_task(_run(streams, sdk, given))
-            await _until_claimed(sdk, given.streams, running)
-            workers.send_signal(RELEASE)
-            direct = await running
+            direct = await _run(streams, sdk, given.direct, workers)
             looking.cancel()
             figures = meter.figures() | {"gateway_cpu_s": cpu.seconds()["gateway"]}
             figures |= {"rss_before_mib": before, "rss_peak_mib": _memory_mib(gateway.pid, "VmHWM")}
@@ -104,19 +102,19 @@ async def _measure(
 
 
 async def _run(
-    streams: Sequence[HttpStream], sdk: AsyncClient, given: argparse.Namespace
+    streams: Sequence[HttpStream], sdk: AsyncClient, direct: int, workers: subprocess.Popen[bytes]
 ) -> list[tuple[HttpStream, list[float]]]:
     """Follow all streams; return some of them with the times at which the SDK had their tokens."""
-    every = max(1, len(streams) // max(1, given.direct))
-    watched = list(streams[::every])[: given.direct]
-    times = [asyncio.create_task(_read_directly(stream, sdk)) for stream in watched]
-
-    async def begin(number: int, stream: HttpStream) -> None:
-        await asyncio.sleep(given.ramp_s * number / len(streams))
-        await stream.follow()
-
-    await asyncio.gather(*(begin(number, stream) for number, stream in enumerate(streams)))
-    return list(zip(watched, await asyncio.gather(*times), strict=True))
+    watched = list(streams[:: max(1, len(streams) // direct)])[:direct]
+    async with asyncio.TaskGroup() as group:
+        times = [group.create_task(_read_directly(stream, sdk)) for stream in watched]
+        for start in range(0, len(streams), BEGIN_AT_ONCE):
+            few = streams[start : start + BEGIN_AT_ONCE]
+            for stream in few:
+                group.create_task(stream.follow())
+            await _until_claimed(sdk, start + len(few))
+        workers.send_signal(RELEASE)
+    return [(stream, task.result()) for stream, task in zip(watched, times, strict=True)]
 
 
 async def _read_directly(stream: HttpStream, sdk: AsyncClient) -> list[float]:
@@ -255,14 +253,11 @@ async def _until_healthy(port: int, gateway: subprocess.Popen[bytes]) -> None:
         await asyncio.sleep(0.1)
 
 
-async def _until_claimed(sdk: AsyncClient, count: int, running: asyncio.Task[Any]) -> None:
-    """Wait until the workers have so many jobs; raise what `running` raises."""
+async def _until_claimed(sdk: AsyncClient, count: int) -> None:
+    """Wait until the workers have so many jobs."""
     async with asyncio.timeout(READY_TIMEOUT_S):
-        while (await sdk.queue_length()).running < count:
-            if running.done():
-                await running
-                raise RuntimeError("the streams ended before they began")
-            await asyncio.sleep(0.1)
+        while (await sdk.queue_length()).running < count:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.05)
 
 
 def _free_port() -> int:
