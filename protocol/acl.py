@@ -10,7 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from inferq.protocol.keys import GatewayKeys, QueueKeys
+from inferq.protocol.keys import GatewayKeys, QueueKeys, TaskKeys
 
 
 class Role(StrEnum):
@@ -22,6 +22,8 @@ class Role(StrEnum):
     GATEWAY = "gateway"
     #: Workers, operators and maintenance: claims, publishes, sweeps, deals with dead letters.
     WORKER = "worker"
+    #: Tasks processes: what workers do in maintenance, deliveries, and RQ.
+    TASKS = "tasks"
 
 
 #: To connect, and to find a Cluster's node.
@@ -42,6 +44,12 @@ _CLAIMS: Final = (
     *("del", "xclaim", "xgroup|delconsumer", "xinfo|consumers", "xpending", "xreadgroup"),
     *("zcard", "zrange", "zrangebyscore"),
 )
+#: What deliveries and RQ do besides.
+_TASKS: Final = (
+    *("blmove", "blpop", "client|info", "hincrbyfloat", "info", "lmove", "lpush", "lpop", "lpos"),
+    *("llen", "lrange", "lrem", "rpush", "sadd", "scard", "smembers", "srem"),
+    *("unwatch", "watch", "xtrim", "zpopmin", "zremrangebyrank", "zremrangebyscore", "zrevrange"),
+)
 
 #: The commands of each role.
 COMMANDS: Final[Mapping[Role, tuple[str, ...]]] = MappingProxyType(
@@ -49,6 +57,7 @@ COMMANDS: Final[Mapping[Role, tuple[str, ...]]] = MappingProxyType(
         Role.PRODUCER: (*_CONNECT, *_SCRIPTS, *_JOBS),
         Role.GATEWAY: (*_CONNECT, *_SCRIPTS, *_JOBS, *_LIMITS),
         Role.WORKER: (*_CONNECT, *_SCRIPTS, *_JOBS, *_CLAIMS),
+        Role.TASKS: (*_CONNECT, *_SCRIPTS, *_JOBS, *_CLAIMS, *_TASKS),
     }
 )
 
@@ -62,6 +71,8 @@ def acl_rules(role: Role, *queues: str) -> str:
     prefixes = [QueueKeys(queue).prefix.replace(".0}", ".*}") for queue in queues]
     if role is Role.GATEWAY:
         prefixes.append(GatewayKeys.PREFIX)
+    if role is Role.TASKS:
+        prefixes.append(TaskKeys.PREFIX)
     keys = " ".join(f"~{prefix}*" for prefix in prefixes)
     commands = " ".join(f"+{command}" for command in COMMANDS[role])
     return f"resetkeys {keys} resetchannels -@all {commands}"

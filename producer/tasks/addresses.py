@@ -19,8 +19,12 @@ _GLOBAL_V6: Final = ipaddress.IPv6Network("2000::/3")
 #: IPv6 that a gateway of the network turns into IPv4 (RFC 6052).
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _TEREDO: Final = ipaddress.IPv6Network("2001::/32")
-#: Anycast of 6to4 relays, which forward to addresses inside (RFC 7526).
-_RELAYS: Final = ipaddress.IPv4Network("192.88.99.0/24")
+#: Of the protocols' own (RFC 6890), where a cloud has its metadata, and of 6to4 relays, which
+#: forward to addresses inside (RFC 7526).
+_SPECIAL_V4: Final = (
+    ipaddress.IPv4Network("192.0.0.0/24"),
+    ipaddress.IPv4Network("192.88.99.0/24"),
+)
 
 
 class AddressRefused(Exception):
@@ -34,7 +38,8 @@ def is_public(address: IPAddress) -> bool:
     IPv6 that leads to such an IPv4 address.
     """
     if isinstance(address, IPv4Address):
-        return address.is_global and not address.is_multicast and address not in _RELAYS
+        is_special = any(address in network for network in _SPECIAL_V4)
+        return address.is_global and not address.is_multicast and not is_special
     embedded = _embedded(address)
     if embedded is not None:
         return is_public(embedded)
