@@ -14,6 +14,7 @@ from inferq.producer.gateway import health as gateway_health
 from inferq.protocol.servers import ServerUrl
 from inferq.worker import command as worker_command
 from inferq.worker import service as worker_service
+from inferq.worker.engine_client import STOP_TIMEOUT_S
 from inferq.worker.probes import WorkerProbes
 from inferq.worker.settings import WorkerSettings, load_settings
 
@@ -171,7 +172,7 @@ def test_a_worker_has_time_to_drain_and_hand_over(rendering, as_process) -> None
     for pod in rendering.workers():
         as_process(pod.main)
         needs = worker_settings(pod.main).drain_timeout_s
-        needs += 2 * worker_service.HAND_OVER_S + worker_service.CLAIM_END_S
+        needs += 2 * worker_service.HAND_OVER_S + worker_service.CLAIM_END_S + STOP_TIMEOUT_S
         assert pod.spec["terminationGracePeriodSeconds"] > needs
 
 
