@@ -182,6 +182,21 @@ inline void decode_query(const Attention& a, std::int64_t row, Channels channels
     });
 }
 
+// Fills [keys, end) with the rows that are read next, those of the sequences from `next` on; after
+// the last one with the row before `keys` again.
+template <class T>
+void find_next(const Attention& a, std::int64_t next, const T** keys, const T** end) {
+    const T* row = keys[-1];
+    for (; next < a.num_decodes && keys < end; ++next) {
+        const DecodeSpan span(a, next);
+        const std::int64_t count = std::min<std::int64_t>(end - keys, span.last - span.first);
+        if (count <= 0) continue;
+        find_keys(a, next, span.first, count, keys);
+        keys += count;
+    }
+    std::fill(keys, end, row);
+}
+
 // Adds tokens [first, last) of a sequence to its state.
 template <class T>
 void decode_tokens(const Attention& a, std::int64_t sequence, std::int64_t first,
@@ -194,7 +209,7 @@ void decode_tokens(const Attention& a, std::int64_t sequence, std::int64_t first
         const std::int64_t ahead =
             std::min<std::int64_t>(count + LOOK_AHEAD + KEYS_AT_ONCE, last - token);
         find_keys(a, sequence, token, ahead, keys);
-        std::fill(keys + ahead, std::end(keys), keys[ahead - 1]);
+        find_next(a, sequence + 1, keys + ahead, std::end(keys));
         for (std::int64_t kv_head = 0; kv_head < a.kv_heads; ++kv_head) {
             std::int64_t head = kv_head * group;
             const std::int64_t end = head + group;
