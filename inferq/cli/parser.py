@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from inferq.cli import gateway_key, jobs, model_import, operations, plan
+from inferq.cli import gateway_key, jobs, model_import, operations, plan, webhooks
 from inferq.cli.exit_codes import HELP as EXIT_CODES
 from inferq.cli.extras import load_extra
 from inferq.cli.flags import Commands, add_command, add_json_flag, add_server_flags
@@ -95,6 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     operations.add_commands(commands)
     gateway_key.add_commands(commands)
+    webhooks.add_commands(commands)
     plan.add_commands(commands)
     # these read their own flags: `main` hands over to them before it parses
     commands.add_parser("serve", help="serve a model on this machine: server, worker and gateway")
