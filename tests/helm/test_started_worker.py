@@ -1,0 +1,98 @@
+"""A worker started with the very arguments and variables that the chart gives its container."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from inferq import Client, SamplingParams
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(400)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def container_of(helm: Any, url: str, queue: str, model: Path, port: int) -> dict[str, Any]:
+    pool = {
+        "model": str(model),
+        "servedModelName": "smollm2",
+        "queue": queue,
+        "gpu": {"enabled": False},
+        "healthPort": port,
+        "drainTimeoutSeconds": 5,
+        "settings": {"max_model_len": 512, "num_kv_blocks": 128, "enable_prefix_caching": False},
+    }
+    rendering = helm.values(
+        {
+            "pools.cpu": pool,
+            "valkey.enabled": False,
+            "redis.addresses": [urlsplit(url).netloc],
+        }
+    )
+    [pod] = rendering.workers()
+    container: dict[str, Any] = pod.main
+    return container
+
+
+def environment_of(container: dict[str, Any], tmp_path: Path) -> dict[str, str]:
+    """Its variables, with folders of ours for those of its volumes."""
+    kept = ("PATH", "INFERQ_CACHE", "XDG_CACHE_HOME")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    for variable in container["env"]:
+        value = variable.get("value", "cpu-0")
+        mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+        if any(value.startswith(mount) for mount in mounts):
+            value = str(tmp_path / value.strip("/"))
+        environment[variable["name"]] = value
+    # what was compiled and imported before serves these tests too
+    environment["INFERQ_CACHE"] = os.environ.get(
+        "INFERQ_CACHE", str(Path.home() / ".cache" / "inferq")
+    )
+    return environment
+
+
+def status(port: int, probe: dict[str, Any]) -> int:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}{probe['path']}", timeout=10).status_code
+    except httpx.ConnectError:
+        return 0
+
+
+def test_it_becomes_ready_serves_and_ends_when_it_is_told_to(
+    helm4: Any, valkey_url: str, queue: str, smollm2: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    container = container_of(helm4, valkey_url, queue, smollm2, port)
+    startup, ready = (container[p]["httpGet"] for p in ("startupProbe", "readinessProbe"))
+    command = [sys.executable, "-P", "-m", "inferq", *container["args"]]
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, env=environment_of(container, tmp_path), stderr=log) as worker,
+    ):
+        deadline = time.monotonic() + 300
+        while status(port, ready) != 200:
+            assert worker.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        assert status(port, startup) == 200
+        with Client(valkey_url, queue=queue) as client:
+            params = SamplingParams(max_tokens=4, ignore_eos=True)
+            result = client.submit("Hello", params, model="smollm2").result(timeout_s=60)
+        assert len(result.outputs[0].token_ids) == 4
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(60) == 0, (tmp_path / "log").read_text()
