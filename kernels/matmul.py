@@ -130,8 +130,8 @@ def pack_float(weight: Tensor, memory: HugePages, dtype: torch.dtype | None = No
 
     GFLOP/s on 2 Zen 4 cores, float32, [3072, 576] not in the cache, by rows of x:
     plain 5.6 (1), 18 (4), 68 (16), 134 (64), 166 (256); oneDNN 12, 54, 141, 186, 209;
-    native 26, 98, 170, 200, 207. bfloat16: oneDNN 26, 118, 275, 385, 417; native 32, 128, 315,
-    403, 421.
+    native 26, 95, 214, 218, 208. bfloat16: oneDNN 26, 118, 275, 385, 417; native 32, 128, 400,
+    411, 427.
     """
     dtype = dtype or weight.dtype
     if weight.dtype != dtype:

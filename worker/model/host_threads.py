@@ -16,9 +16,9 @@ def share_cores() -> None:
     cores, each wait that spins lasts a whole slice of the system's scheduler. SmolLM2-135M,
     float32, 2 cores: batch 1 falls from 27 to 25 tokens/s on an idle machine and rises from 2 to
     12 beside three busy processes; batch 32 from 376 to 358, and from 35 to 180. With the native
-    kernels, one thread works for some 30 us between two waits: 20000 turns cover that, and give 47
-    tokens/s instead of 31 to 35 where nothing else gets the cores first, but less than 2 instead
-    of 14 on a shared machine under load (4000 turns: 8). The user's own `GOMP_SPINCOUNT` or
+    kernels, one thread works for some 30 us between two waits, and waiting for longer gains
+    nothing where nothing else gets the cores first (1000 turns: 58 and 59 tokens/s, 20000: 47 and
+    56), but gives less than 2 instead of 14 on a shared machine under load (4000 turns: 8). The user's own `GOMP_SPINCOUNT` or
     `OMP_WAIT_POLICY` wins.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
