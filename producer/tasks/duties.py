@@ -22,6 +22,8 @@ from inferq.producer.tasks.deliveries import DeliveryStore, TakenDelivery
 from inferq.producer.tasks.safe_rq import TaskRefused, Tasks
 from inferq.producer.tasks.sending import Attempt, Outcome, Sender
 from inferq.producer.tasks.settings import TasksSettings
+from inferq.producer.tasks.signing import Secrets
+from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import QueueKeys, TaskKeys
 from inferq.protocol.upkeep import UpkeepScripts
 
@@ -122,6 +124,15 @@ def _upkeep(partitions: Partitions) -> list[tuple[RedisServer, UpkeepScripts]]:
     ]
 
 
+def _read_secrets(settings: TasksSettings) -> Secrets:
+    """Return the secrets; none while their file is bad, which costs each delivery a try."""
+    try:
+        return settings.read_secrets()
+    except InvalidRequestError as error:
+        logger.error("secrets cannot be read", error=str(error))
+        return {}
+
+
 class _Round:
     """Takes deliveries that are due and makes them, some at once."""
 
@@ -131,7 +142,7 @@ class _Round:
         self._interval_ms = 1000 / settings.webhook_host_rate
         self._early_ms = max(BURST_S * 1000 - self._interval_ms, 0.0)
         self._sender = Sender(
-            settings.read_secrets(),
+            _read_secrets(settings),
             CheckedBackend([ipaddress.ip_network(n) for n in settings.webhook_allowed_networks]),
             timeout_s=settings.webhook_timeout_s,
             allow_http=settings.webhook_allow_http,
@@ -175,8 +186,8 @@ class _Round:
         attempt = await self._sender.send(delivery)
         took_ms = int((time.monotonic() - began) * 1000)
         outcome, next_ms = self._judge(delivery, attempt)
-        if attempt.retry_after_s > 0:
-            pause_ms = int(attempt.retry_after_s * 1000)
+        if attempt.pause_s > 0:
+            pause_ms = int(attempt.pause_s * 1000)
             await self._store.pause(host, pause_ms=pause_ms, early_ms=self._early_ms)
         await self._store.report(
             delivery,
@@ -208,4 +219,4 @@ class _Round:
             return Outcome.DEAD, 0
         # by up to a tenth more, so that what failed together does not come back together
         delay_s = delays[delivery.attempt - 1] * random.uniform(1.0, 1.1)  # noqa: S311 - no secret
-        return Outcome.RETRY, int(max(delay_s, attempt.retry_after_s) * 1000)
+        return Outcome.RETRY, int(max(delay_s, attempt.pause_s) * 1000)

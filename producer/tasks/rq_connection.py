@@ -17,6 +17,8 @@ from inferq.protocol.servers import Address, ServerUrl
 
 #: Longest time in seconds to connect.
 CONNECT_TIMEOUT_S: Final = 2.0
+#: Longest time in seconds for a reply; RQ's workers, which wait for tasks, raise it for themselves.
+REPLY_TIMEOUT_S: Final = 5.0
 
 
 class _FoundConnection(Connection):
@@ -44,6 +46,7 @@ def rq_connection(url: ServerUrl) -> Redis:
     options: dict[str, Any] = {
         "protocol": 2,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": REPLY_TIMEOUT_S,
         "health_check_interval": 30,
         "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), 3),
         "retry_on_error": [ConnectionError, TimeoutError],

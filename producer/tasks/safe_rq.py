@@ -30,8 +30,8 @@ Tasks = Mapping[str, Callable[..., Any]]
 UNSTARTED_TTL_S: Final = 600
 #: Seconds that a task may take; tasks bound themselves well below it.
 TIMEOUT_S: Final = 900
-#: Seconds that failed tasks are kept, to be looked at.
-FAILURE_TTL_S: Final = 7 * 86_400
+#: Seconds that failed and refused tasks are kept, to be looked at: some may fail at every look.
+FAILURE_TTL_S: Final = 3600
 
 #: What a job may have in RQ, and ours never do: code to call, addresses to call, lives after death.
 _REFUSED_FIELDS: Final = frozenset(
@@ -78,6 +78,7 @@ class SafeJob(Job):
         except Exception as error:  # noqa: BLE001 - whatever a bad field makes RQ raise
             super().restore({b"data": _UNREADABLE, b"origin": raw_data.get(b"origin", b"")})
             self.refusal = f"cannot be read: {type(error).__name__}: {error}"
+        self.failure_ttl = FAILURE_TTL_S
         if refused:
             self.refusal = f"has {', '.join(refused)}"
 
@@ -95,7 +96,6 @@ class SafeQueue(Queue):
             timeout=TIMEOUT_S,
             ttl=UNSTARTED_TTL_S,
             result_ttl=0,
-            failure_ttl=FAILURE_TTL_S,
         )
 
 

@@ -36,12 +36,12 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt that was made; `retry_after_s` is what the receiver asks for."""
+    """An attempt that was made; `pause_s` is for how long its host is to be left alone."""
 
     outcome: Outcome
     reason: str = ""
     status: int = 0
-    retry_after_s: float = 0.0
+    pause_s: float = 0.0
 
 
 class Sender:
@@ -82,7 +82,9 @@ class Sender:
             async with asyncio.timeout(self._timeout_s):
                 return await self._post(delivery, headers)
         except TimeoutError:
-            return Attempt(Outcome.RETRY, f"no answer within {self._timeout_s:g} s")
+            # a host that hangs shall not take all places again at once
+            reason = f"no answer within {self._timeout_s:g} s"
+            return Attempt(Outcome.RETRY, reason, pause_s=self._timeout_s)
         except AddressRefused as error:
             return Attempt(Outcome.DEAD, str(error))
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:

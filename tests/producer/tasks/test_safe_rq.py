@@ -13,7 +13,14 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from inferq.producer.tasks.safe_rq import SafeJob, SafeQueue, check_prefix, task_queue, task_worker
+from inferq.producer.tasks.safe_rq import (
+    FAILURE_TTL_S,
+    SafeJob,
+    SafeQueue,
+    check_prefix,
+    task_queue,
+    task_worker,
+)
 from inferq.protocol.errors import InferqError
 from inferq.protocol.keys import TaskKeys
 
@@ -62,6 +69,7 @@ def assert_refused(tasks: SafeQueue, job_id: str, lines: list[Any], reason: str)
     assert reason in line["reason"]
     failed = FailedJobRegistry(queue=tasks)
     assert failed.get_job_ids() == [job_id]
+    assert 0 < tasks.connection.ttl(SafeJob.key_for(job_id)) <= FAILURE_TTL_S
     assert tasks.count == 0
 
 
@@ -156,7 +164,7 @@ def test_a_task_that_fails_is_logged_and_kept(
     assert line["task"] == "fail"
     [job_id] = FailedJobRegistry(queue=tasks).get_job_ids()
     assert job_id == line["rq_job"]
-    assert 0 < plain_redis.ttl(SafeJob.key_for(job_id)) <= 7 * 86_400
+    assert 0 < plain_redis.ttl(SafeJob.key_for(job_id)) <= FAILURE_TTL_S
 
 
 def test_all_of_rqs_keys_share_our_prefix_and_hash_tag(

@@ -176,12 +176,14 @@ def test_a_host_is_called_no_more_often_than_allowed(
     assert len(set(receiver.ids)) == 4
 
 
+@pytest.mark.parametrize("given", ["{}", "no JSON"])
 def test_a_secret_that_is_not_there_is_waited_for(
+    given: str,
     end_job: Any, burst_until: Any, receiver: Any, make_settings: Settings, tmp_path: Path,
     secret: str, deliveries: Any,
 ) -> None:  # fmt: skip
     secrets = tmp_path / "secrets.json"
-    secrets.write_text("{}")
+    secrets.write_text(given)
     settings = make_settings(
         webhook_secrets_file=secrets,
         webhook_secrets=None,
