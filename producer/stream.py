@@ -107,19 +107,20 @@ class TokenStream:
         while True:
             if self.terminal is not None:
                 self._stop()
-            entry = await self._next_entry()
-            event = self._unseen(entry, Event.decode(entry.payload))
-            if event is None:
-                continue
-            self._has_seen_events = True
-            self.next_offset += len(event.token_ids)
-            self.terminal = event.terminal
-            if self.terminal is None:
-                return self._visible(event)
-            await self.aclose()
-            self._ending = _error_of(self.job_id, self.terminal)
-            if self._ending is None or event.token_ids or event.text:
-                return self._visible(event)
+            # what is there needs no time-out
+            entry = self._ready_entry() or await self._next_entry()
+            if (event := self._accept(entry)) is not None:
+                return event
+
+    def ready(self) -> StreamEvent | None:
+        """Return the next event if it is there already; None too if the stream has ended.
+
+        Raises `StreamGap` and `DecodeError` as iterating does; all other errors only iterating.
+        """
+        while self.terminal is None and (entry := self._ready_entry()) is not None:
+            if (event := self._accept(entry)) is not None:
+                return event
+        return None
 
     def close(self) -> None:
         """Stop following, from any thread; the job itself goes on."""
@@ -144,6 +145,9 @@ class TokenStream:
         if self._ending is not None:
             raise self._ending
         raise StopAsyncIteration
+
+    def _ready_entry(self) -> Entry | None:
+        return None if self._subscription is None else self._subscription.get_nowait()
 
     async def _next_entry(self) -> Entry:
         clock = asyncio.get_running_loop().time
@@ -172,6 +176,22 @@ class TokenStream:
         # an abandoned iterator must not keep its place in a shared reader
         self._close = weakref.finalize(self, _close_in, loop, subscription)
         return subscription
+
+    def _accept(self, entry: Entry) -> StreamEvent | None:
+        """Return what an entry adds for the caller; None for nothing, or an end without tokens."""
+        event = self._unseen(entry, Event.decode(entry.payload))
+        if event is None:
+            return None
+        self._has_seen_events = True
+        self.next_offset += len(event.token_ids)
+        self.terminal = event.terminal
+        if self.terminal is None:
+            return self._visible(event)
+        self._close()
+        self._ending = _error_of(self.job_id, self.terminal)
+        if self._ending is None or event.token_ids or event.text:
+            return self._visible(event)
+        return None
 
     def _unseen(self, entry: Entry, event: Event) -> Event | None:
         """Return what `event` adds to what was seen, or None."""

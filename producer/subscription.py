@@ -63,12 +63,11 @@ class Subscription:
                 raise self._error
             self._changed.clear()
             await self._changed.wait()
-        was_paused = not self.wants_events
-        entry = self._entries.popleft()
-        self._bytes -= len(entry.payload)
-        if was_paused and self.wants_events and self._on_room is not None:
-            self._on_room()
-        return entry
+        return self._pop()
+
+    def get_nowait(self) -> Entry | None:
+        """Return the next entry if it is there."""
+        return self._pop() if self._entries else None
 
     def attach(self, on_room: Callable[[], Any], on_close: Callable[[Subscription], Any]) -> None:
         """Name whom to tell when there is room again, and when nobody follows any more."""
@@ -100,6 +99,14 @@ class Subscription:
             self._error = error
             self._is_complete = True
             self._changed.set()
+
+    def _pop(self) -> Entry:
+        was_paused = not self.wants_events
+        entry = self._entries.popleft()
+        self._bytes -= len(entry.payload)
+        if was_paused and self.wants_events and self._on_room is not None:
+            self._on_room()
+        return entry
 
     def _append(self, entry: Entry) -> None:
         self.cursor = entry.position

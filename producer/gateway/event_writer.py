@@ -8,7 +8,7 @@ then that brought no tokens (a role, an end, the usage). With several jobs it is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from inferq.producer import StreamEvent
@@ -22,6 +22,8 @@ Place = tuple[int, int]
 
 START: Final[Place] = (0, 0)
 DONE: Final = b"data: [DONE]\n\n"
+#: Bytes from which on no more are put into one piece.
+PIECE_BYTES: Final = 2**16
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 
 _PLACE: Final = re.compile(r"(\d{1,12})(?:-(\d{1,6}))?", re.ASCII)
@@ -80,6 +82,25 @@ class EventWriter:
         if delta.finish_reason is not None:
             written += self._next(job, self._encoder.end, delta)
         return written
+
+    def feed_all(self, job: int, events: Iterable[StreamEvent]) -> Iterator[bytes]:
+        """Yield what events of one job bring, together where that is not too much.
+
+        An error comes after what was before it.
+        """
+        piece = b""
+        try:
+            for event in events:
+                piece += self.feed(job, event)
+                if len(piece) >= PIECE_BYTES:
+                    yield piece
+                    piece = b""
+        except Exception:
+            if piece:
+                yield piece
+            raise
+        if piece:
+            yield piece
 
     def end(self) -> bytes:
         """Return what follows when all jobs have ended.

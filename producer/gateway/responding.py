@@ -12,7 +12,6 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferq.producer import StreamEvent
 from inferq.producer.gateway.access import Access
 from inferq.producer.gateway.answer import JobAnswer, response_body
 from inferq.producer.gateway.choices import JobChoices
@@ -125,12 +124,12 @@ async def _pieces(
     quiet_s = settings.keep_alive_s / 2
     written_at = time.monotonic()
     try:
-        async with aclosing(merge(sources)) as events:
-            async for number, event in events:
-                if event is None and time.monotonic() - written_at < quiet_s:
-                    continue
-                piece = await _piece(jobs, choices[number], writer, number, event)
-                if piece:
+        async with aclosing(merge(sources)) as batches:
+            async for number, events in batches:
+                if events and choices[number].needs_echo:
+                    await jobs.add_echo(choices[number], events[0])
+                is_quiet = not events and time.monotonic() - written_at >= quiet_s
+                for piece in (KEEP_ALIVE,) if is_quiet else writer.feed_all(number, events):
                     written_at = time.monotonic()
                     yield piece
     except JobFailed as error:
@@ -143,21 +142,6 @@ async def _pieces(
     finally:
         await admission.release()  # before the end is sent: the client's next request may follow
     yield writer.end()
-
-
-async def _piece(
-    jobs: Submitted,
-    choices: JobChoices,
-    writer: EventWriter,
-    number: int,
-    event: StreamEvent | None,
-) -> bytes:
-    """Return what to send for an event of the job at a place, or for none in a while."""
-    if event is None:
-        return KEEP_ALIVE
-    if choices.needs_echo:
-        await jobs.add_echo(choices, event)
-    return writer.feed(number, event)
 
 
 async def _whole_response(

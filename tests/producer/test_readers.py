@@ -164,3 +164,23 @@ async def test_a_buffer_takes_no_more_than_its_bytes_and_each_entry_once() -> No
 
 def test_a_reader_serves_some_hundred_streams() -> None:
     assert 200 <= STREAMS_PER_READER <= 500
+
+
+async def test_what_is_there_is_taken_without_waiting(
+    client: AsyncClient, worker: Any, words: Any, ending: Any
+) -> None:
+    handle = await client.submit("x")
+    claimed, _ = await worker.claim_one()
+    stream = handle.stream()
+    assert stream.ready() is None
+    for i in range(4):
+        await worker.publish(claimed, i, words(i, i + 1))
+    await worker.publish(claimed, 4, ending(4), terminal=FinishReason.LENGTH)
+    taken = [await anext(stream)]
+    while (event := stream.ready()) is not None:
+        taken.append(event)
+    assert [event.offset for event in taken] == [0, 1, 2, 3, 4]
+    assert taken[-1].finish_reason is FinishReason.LENGTH
+    assert stream.ready() is None
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)

@@ -87,6 +87,8 @@ def test_a_stream_cut_at_one_gateway_goes_on_at_another_without_loss_or_repeat(
         asked = {**asked, "stream_options": {"include_usage": True}}
         for cut in (1, 2, 7, 13):
             first = begin(http, path, asked, cut)
+            if first[-1].data == "[DONE]":  # a slow worker's calls have few events
+                first.pop()
             response_id = first[0].data["id"]
             rest = read(other, response_id, first[-1].id)
             whole = read(http, response_id)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferq import FinishReason, InvalidRequestError, StreamEvent, TokenLogprob, Usage
+from inferq.producer.gateway import event_writer
 from inferq.producer.gateway.answer import JobAnswer, response_body
 from inferq.producer.gateway.choices import JobChoices
 from inferq.producer.gateway.chunks import ChunkEncoder
@@ -102,6 +103,36 @@ def test_a_stream_cut_after_any_event_goes_on_with_the_rest(
     assert len(set(ids)) == len(ids)
     for cut, event_id in enumerate(ids, start=1):
         assert frames(write([note], [events], [0] * len(events), event_id)) == whole[cut:]
+
+
+def test_what_comes_together_is_the_same_bytes_in_pieces_of_bounded_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    note = Note(kind=Kind.CHAT, model="m", n=1, include_usage=True)
+    events = job_events(JOB, [(0, f"{i} ") for i in range(20)], 1)
+    alone = write([note], [events], [0] * len(events))
+
+    def pieces() -> list[bytes]:
+        writer = EventWriter([JobChoices(note, JOB)], ChunkEncoder(note, JOB))
+        return [*writer.feed_all(0, events), writer.end()]
+
+    assert len(pieces()) == 2
+    assert b"".join(pieces()) == alone
+    monkeypatch.setattr(event_writer, "PIECE_BYTES", 1000)
+    frame = max(len(block) for block in alone.split(b"\n\n")) + 2
+    assert len(pieces()) > 4
+    assert max(map(len, pieces())) < 1000 + 2 * frame
+    assert b"".join(pieces()) == alone
+
+
+def test_what_was_before_an_error_is_written_before_it_is_raised() -> None:
+    note = Note(kind=Kind.CHAT, model="m", n=1)
+    events = job_events(JOB, [(0, "a"), (0, "b")], 1)
+    writer = EventWriter([JobChoices(note, JOB)], ChunkEncoder(note, JOB))
+    pieces = writer.feed_all(0, [*events[:2], replace(events[2], index=7)])
+    assert len(frames(next(pieces))) == 3  # the role and two tokens
+    with pytest.raises(IndexError):
+        next(pieces)
 
 
 @settings(max_examples=40)

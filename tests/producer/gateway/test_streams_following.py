@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from inferq import AsyncClient, FinishReason, JobCancelled, ResultTimeout, StreamEvent
-from inferq.producer.gateway.following import follow, merge
+from inferq.producer.gateway.following import MOST_AT_ONCE, follow, merge
 
 
-async def events_of(client: AsyncClient, job_id: str, **options: Any) -> list[StreamEvent | None]:
+async def events_of(client: AsyncClient, job_id: str, **options: Any) -> list[StreamEvent]:
     waits = {"keep_alive_s": 30.0, "idle_s": 30.0, **options}
-    return [event async for event in follow(client, job_id, **waits)]
+    return [event async for events in follow(client, job_id, **waits) for event in events]
 
 
 @pytest.mark.parametrize("seen", range(13))
@@ -25,7 +25,7 @@ async def test_an_event_that_a_client_has_in_part_comes_in_two(
     job = await client.submit("Hi")
     claimed, _ = await worker.claim_one()
     await worker.serve(claimed, 12, each=5)
-    events = [event for event in await events_of(client, job.id, seen=seen) if event]
+    events = await events_of(client, job.id, seen=seen)
     assert "".join(event.text for event in events) == "".join(f"{k} " for k in range(12))
     assert [token for event in events for token in event.token_ids] == list(range(12))
     ends = [event.next_offset for event in events]
@@ -41,15 +41,37 @@ async def test_silence_is_told_and_ends_when_it_is_too_long(
     client: AsyncClient, worker: Any
 ) -> None:
     job = await client.submit("Hi")
-    found: list[StreamEvent | None] = []
+    found: list[list[StreamEvent]] = []
 
     async def read() -> None:
-        async for event in follow(client, job.id, keep_alive_s=0.1, idle_s=0.3):
-            found.append(event)  # noqa: PERF401 - it ends with an error
+        async for events in follow(client, job.id, keep_alive_s=0.1, idle_s=0.3):
+            found.append(events)  # noqa: PERF401 - it ends with an error
 
     with pytest.raises(ResultTimeout, match=r"0\.3 s"):
         await read()
-    assert found == [None, None]
+    assert found == [[], []]
+
+
+async def test_what_is_there_comes_together_and_an_error_after_it(
+    client: AsyncClient, worker: Any, words: Callable[[int, int], Any], ending: Callable[..., Any]
+) -> None:
+    job = await client.submit("Hi")
+    claimed, _ = await worker.claim_one()
+    for i in range(50):
+        await worker.publish(claimed, i, words(i, i + 1))
+    batches: list[list[StreamEvent]] = []
+
+    async def read() -> None:
+        async for events in follow(client, job.id, keep_alive_s=30, idle_s=30):
+            batches.append(events)  # noqa: PERF401 - it ends with an error
+
+    end = ending(50, FinishReason.CANCELLED)
+    await worker.publish(claimed, 50, end, terminal=FinishReason.CANCELLED)
+    with pytest.raises(JobCancelled):
+        await read()
+    events = [event for batch in batches for event in batch]
+    assert [event.token_ids for event in events] == [(i,) for i in range(50)]
+    assert max(len(batch) for batch in batches) == MOST_AT_ONCE
 
 
 async def test_streams_are_merged_and_the_first_error_ends_them(
@@ -61,10 +83,10 @@ async def test_streams_are_merged_and_the_first_error_ends_them(
         await worker.serve(claimed, count)
     sources = [follow(client, job.id, keep_alive_s=30, idle_s=30) for job in jobs]
     counts = dict.fromkeys(range(3), 0)
-    async for number, event in merge(sources):
-        assert event is not None
-        assert event.job_id == jobs[number].id
-        counts[number] += len(event.token_ids)
+    async for number, events in merge(sources):
+        assert events
+        assert {event.job_id for event in events} == {jobs[number].id}
+        counts[number] += sum(len(event.token_ids) for event in events)
     assert sorted(counts.values()) == [1, 3, 5]
 
     waiting, cancelled = [await client.submit("Hi") for _ in range(2)]
@@ -74,15 +96,15 @@ async def test_streams_are_merged_and_the_first_error_ends_them(
         assert [event async for event in merge(sources)]
 
 
-async def test_a_merge_that_is_left_closes_its_sources_and_holds_one_event_of_each() -> None:
+async def test_a_merge_that_is_left_closes_its_sources_and_holds_one_list_of_each() -> None:
     closed: list[int] = []
     taken = dict.fromkeys(range(3), 0)
 
-    async def endless(number: int) -> AsyncGenerator[StreamEvent | None, None]:
+    async def endless(number: int) -> AsyncGenerator[list[StreamEvent], None]:
         try:
             while True:
                 taken[number] += 1
-                yield None
+                yield []
                 await asyncio.sleep(0)
         finally:
             closed.append(number)
