@@ -180,7 +180,7 @@ async def test_a_drain_hands_over_what_has_not_begun_and_what_does_not_end(
 
     await until(is_handed_back, "the unstarted were not handed back")
     assert (await jobs[2].status()).owner == leaving.name  # so the grace had not ended
-    staying = await asyncio.to_thread(start_worker, own.url, queue, wait=False)
+    staying = await asyncio.to_thread(start_worker, own.url, queue, wait=False, lease_s=60)
     assert await asyncio.to_thread(leaving.process.wait, 30) == 0
     rests = await asyncio.gather(
         *(read_all(s, len(b)) for s, b in zip(streams, begun, strict=True))
