@@ -12,10 +12,3 @@ RQ and httpcore (extra `tasks`).
 - `outbox`         an ended job to its delivery
 - `sending`        one signed POST; `signing` the secrets, `addresses` where it may go
 """
-
-import os
-
-from inferq.protocol.keys import TaskKeys
-
-# RQ reads it once, when it is imported; `safe_rq` makes sure that it was in time.
-os.environ["RQ_KEY_PREFIX"] = TaskKeys.RQ_PREFIX

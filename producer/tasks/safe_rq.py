@@ -6,20 +6,25 @@ job names, unpickle its arguments, run its callbacks and call its web hooks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
-import rq.defaults
 import structlog
 from redis import Redis
+
+from inferq.protocol.errors import InferqError
+from inferq.protocol.keys import TaskKeys
+
+# RQ reads it once, when it is imported, and nothing else of ours imports it.
+os.environ["RQ_KEY_PREFIX"] = TaskKeys.RQ_PREFIX
+
+import rq.defaults
 from rq import Queue, SimpleWorker
 from rq.exceptions import DeserializationError, NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
-
-from inferq.protocol.errors import InferqError
-from inferq.protocol.keys import TaskKeys
 
 logger = structlog.get_logger("inferq.tasks")
 
@@ -125,7 +130,7 @@ def check_prefix() -> None:
     if rq.defaults.RQ_KEY_PREFIX != TaskKeys.RQ_PREFIX:
         raise InferqError(
             f"RQ was imported with the key prefix {rq.defaults.RQ_KEY_PREFIX!r}: "
-            "import inferq.producer.tasks before rq"
+            "import inferq.producer.tasks.safe_rq before rq"
         )
 
 

@@ -24,7 +24,7 @@ from inferq.producer.tasks.safe_rq import (
 from inferq.protocol.errors import InferqError
 from inferq.protocol.keys import TaskKeys
 
-# After our package: it has RQ's keys begin with our prefix.
+# After ours: it has RQ's keys begin with our prefix.
 import rq.defaults  # isort: skip
 from rq.registry import FailedJobRegistry  # isort: skip
 
