@@ -18,8 +18,8 @@ def share_cores() -> None:
     12 beside three busy processes; batch 32 from 376 to 358, and from 35 to 180. With the native
     kernels, one thread works for some 30 us between two waits, and waiting for longer gains
     nothing where nothing else gets the cores first (1000 turns: 58 and 59 tokens/s, 20000: 47 and
-    56), but gives less than 2 instead of 14 on a shared machine under load (4000 turns: 8). The user's own `GOMP_SPINCOUNT` or
-    `OMP_WAIT_POLICY` wins.
+    56), but gives less than 2 instead of 14 on a shared machine under load (4000 turns: 8). The
+    user's own `GOMP_SPINCOUNT` or `OMP_WAIT_POLICY` wins.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
