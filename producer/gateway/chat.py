@@ -18,6 +18,7 @@ from inferq.producer.gateway.schemas import ChatBody, TokenizeBody
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.producer.gateway.submission import Asked
 from inferq.producer.gateway.tools import plan
+from inferq.producer.gateway.webhooks import requested_webhook
 from inferq.protocol.errors import InvalidRequestError
 
 router = APIRouter(tags=["generation"])
@@ -74,6 +75,7 @@ def ask_chat(body: ChatBody, model: str, settings: GatewaySettings) -> Asked:
         prompts=[prompt],
         cache_salt=body.cache_salt,
         metadata=body.metadata,
+        webhook=requested_webhook(body, settings),
         return_prompt_token_ids=bool(body.return_token_ids) or counts_prompt,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,6 +17,7 @@ from inferq.producer.gateway.responding import find_model, respond
 from inferq.producer.gateway.sampling import completion_params
 from inferq.producer.gateway.schemas import CompletionBody
 from inferq.producer.gateway.submission import Asked
+from inferq.producer.gateway.webhooks import requested_webhook
 from inferq.protocol.errors import InvalidRequestError
 
 router = APIRouter(tags=["generation"])
@@ -33,6 +35,7 @@ async def create_completion(request: Request) -> Response:
     body = await read_body(request, CompletionBody)
     served = find_model(request, body.model)
     asked = ask_completion(body, served.model, most_prompts=gateway.settings.max_prompts)
+    asked = replace(asked, webhook=requested_webhook(body, gateway.settings))
     return await respond(request, body, served, asked)
 
 

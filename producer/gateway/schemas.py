@@ -112,6 +112,15 @@ class StreamOptions(Body):
     )
 
 
+class WebhookBody(Body):
+    """Whom to tell of a job's end."""
+
+    url: str
+    events: list[str] | None = Field(
+        None, description="job.completed, job.failed, job.cancelled, job.expired; null: all."
+    )
+
+
 class GenerationBody(Body):
     """What completions and chat have in common."""
 
@@ -160,6 +169,9 @@ class GenerationBody(Body):
     service_tier: Literal["auto", "default", "priority", "flex"] | None = None
     cancel_on_disconnect: bool | None = None
     metadata: dict[str, str] | None = Field(None, description="Travels with the job.")
+    webhook: WebhookBody | None = Field(
+        None, description="A signed POST when a job has ended, where the gateway takes them."
+    )
 
     user: str | None = Field(None, description="Taken, and not used.")
     safety_identifier: str | None = Field(None, description="Taken, and not used.")

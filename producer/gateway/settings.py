@@ -71,6 +71,11 @@ class GatewaySettings(ProcessSettings):
         description="Let jobs for the names in models wait in the queue while no worker lives, so "
         "that an autoscaler can start one; otherwise they are refused with 503.",
     )
+    accept_webhooks: bool = Field(
+        False,
+        description="Take webhook in requests; `inferq tasks` must run for the queues to deliver "
+        "them.",
+    )
     api_keys_file: Path | None = Field(
         None,
         description="JSON file of API keys' digests and limits, read again when it changes; "

@@ -16,10 +16,12 @@ from inferq.producer.gateway.chunks import ChunkEncoder
 from inferq.producer.gateway.delivery import IDEMPOTENCY_HEADER, Delivery
 from inferq.producer.gateway.forms import renamed
 from inferq.producer.gateway.note import MAX_LISTED_JOBS, Note
+from inferq.producer.gateway.webhooks import signed_for
 from inferq.producer.prompt import prompt_token_bound, to_prompt
 from inferq.protocol.errors import IdempotencyConflict, InferqError, InvalidRequestError
 from inferq.protocol.messages import Prompt
 from inferq.protocol.params import SamplingParams
+from inferq.protocol.webhooks import Webhook
 
 logger = structlog.get_logger("inferq.gateway")
 
@@ -46,6 +48,7 @@ class Asked:
     cache_salt: str | None = None
     metadata: Mapping[str, str] | None = None
     return_prompt_token_ids: bool = False
+    webhook: Webhook | None = None
 
     @property
     def num_outputs(self) -> int:
@@ -182,6 +185,7 @@ async def _submit_one(
             cache_salt=asked.cache_salt,
             return_prompt_token_ids=asked.return_prompt_token_ids,
             note=note.encode(),
+            webhook=signed_for(asked.webhook, delivery.scope),
             **asked.prompts[position],
         )
     except IdempotencyConflict as error:

@@ -12,6 +12,7 @@ import pytest
 from inferq.cli import main
 from inferq.producer.gateway.command import build_parser, read_settings
 from inferq.producer.gateway.settings import GatewaySettings
+from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.errors import InvalidRequestError
 from inferq.worker.settings import WorkerSettings
 
@@ -94,7 +95,7 @@ def test_the_example_environment_has_variables_that_exist() -> None:
     assigned = [match[1] for line in lines if (match := re.fullmatch(r"#?(INFERQ_\w+)=.*", line))]
     known = {
         kind.variable_of(name)
-        for kind in (WorkerSettings, GatewaySettings)
+        for kind in (WorkerSettings, GatewaySettings, TasksSettings)
         for name in kind.model_fields
     }
     assert set(assigned) <= known | {"INFERQ_CACHE"}
