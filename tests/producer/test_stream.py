@@ -369,11 +369,11 @@ async def test_a_deadline_without_any_worker_ends_the_reader(client: AsyncClient
 async def test_a_deadline_soon_after_an_event_ends_the_reader_of_a_job_handed_back(
     client: AsyncClient, worker: Any, words: Any
 ) -> None:
-    handle = await client.submit("x", deadline_s=1.0)
+    handle = await client.submit("x", deadline_s=2.5)
+    claimed, _ = await worker.claim_one()
     stream = handle.stream()
     first = asyncio.create_task(anext(stream))
-    await asyncio.sleep(0.3)  # the reader has looked after the job and knows the deadline
-    claimed, _ = await worker.claim_one()
+    await asyncio.sleep(1.5)  # the reader has looked after the job and knows the deadline
     await worker.publish(claimed, 0, words(0, 1))
     published_at = asyncio.get_running_loop().time()
     await first

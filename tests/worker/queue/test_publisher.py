@@ -283,7 +283,7 @@ async def test_an_outage_is_ridden_out_while_the_lease_lasts_and_ends_the_job_af
     outage = True
     job.log.append(2, "b", None)
     desk.publisher.mark_dirty(job)
-    await asyncio.sleep(LEASE_S + 0.7)
+    await asyncio.sleep(LEASE_S + 1.5)  # a pause between two tries is a second at most
     assert [lost for lost, _ in desk.lost] == [job]
     assert "lease ended" in desk.lost[0][1]
 
