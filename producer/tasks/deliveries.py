@@ -197,12 +197,15 @@ class DeliveryStore:
 
         async def read(redis: Any) -> list[DeadDelivery]:
             names = [text(id_) for id_ in await redis.zrevrange(self._keys.dead, 0, most - 1)]
-            found = []
-            for name in names:
-                values = await redis.hmget(self._keys.delivery(name), DeadDelivery.FIELDS)
-                if values[0] is not None:
-                    found.append(DeadDelivery.from_values(name, values))
-            return found
+            async with redis.pipeline(transaction=False) as pipeline:
+                for name in names:
+                    pipeline.hmget(self._keys.delivery(name), DeadDelivery.FIELDS)
+                rows = await pipeline.execute()
+            return [
+                DeadDelivery.from_values(name, values)
+                for name, values in zip(names, rows, strict=True)
+                if values[0] is not None
+            ]
 
         return await self._server.call(lambda: read(self._server.commands))
 

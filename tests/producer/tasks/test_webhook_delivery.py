@@ -14,8 +14,9 @@ import redis
 from standardwebhooks import Webhook as Verifier
 
 from inferq import Client, Webhook
+from inferq.producer.tasks import deliveries as deliveries_module
 from inferq.producer.tasks import outbox
-from inferq.producer.tasks.deliveries import DeadDelivery
+from inferq.producer.tasks.deliveries import DeadDelivery, NewDelivery
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import QueueKeys, TaskKeys
@@ -267,3 +268,35 @@ def test_what_is_no_webhook_in_the_outbox_is_logged_and_goes(
     end_job()
     burst_until(lambda: receiver.got)
     assert plain_redis.xlen(QueueKeys(queue).outbox) == 0
+
+
+def test_more_dead_deliveries_than_are_kept_push_out_the_oldest(
+    end_job: Any, burst_until: Any, receiver: Any, make_answer: Any, dead: Any,
+    monkeypatch: pytest.MonkeyPatch, plain_redis: redis.Redis, queue: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(deliveries_module, "MAX_DEAD", 2)
+    receiver.answers = [make_answer(410)]
+    ids = [end_job() for _ in range(3)]
+    burst_until(lambda: len(receiver.got) == 3)
+    kept = {each.job_id for each in dead()}
+    assert len(kept) == 2
+    [pushed_out] = set(ids) - kept
+    keys = TaskKeys(queue)
+    assert not plain_redis.exists(keys.delivery(f"msg_{pushed_out}"))
+    assert 0 < plain_redis.ttl(keys.delivery(f"msg_{kept.pop()}")) <= 30 * 86_400
+
+
+def test_only_the_last_attempts_are_logged(
+    monkeypatch: pytest.MonkeyPatch, deliveries: Any, plain_redis: redis.Redis, queue: str
+) -> None:
+    monkeypatch.setattr(deliveries_module, "MAX_LOG", 10)
+
+    async def try_often(store: Any) -> None:
+        await store.accept(NewDelivery("msg_1", "1", "job.failed", "https://h", "default", b"{}"))
+        for _ in range(300):
+            [taken] = await store.take(most=1, lease_ms=60_000)
+            assert await store.report(taken, "retry", reason="x", host="h")
+
+    deliveries(try_often)
+    # whole nodes of the stream are dropped, of 100 entries
+    assert 10 <= plain_redis.xlen(TaskKeys(queue).log) <= 110
