@@ -76,7 +76,7 @@ class TasksSettings(ProcessSettings):
     webhook_secrets_file: Path | None = Field(
         None,
         description="JSON file of the secrets that sign webhooks, by name (whsec_…, or a list of "
-        "them while one is being replaced); read again for every round of deliveries.",
+        "them while one is being replaced); read again at least once a minute.",
     )
     webhook_secrets: SecretStr | None = Field(
         None,
