@@ -100,7 +100,7 @@ class WorkerFactory:
             "redis_url": url,
             "queue": queue,
             "worker_name": name,
-            "lease_s": 2.0,
+            "lease_s": 5.0,  # a loaded machine must be able to renew it
             "max_model_len": 1024,
             "num_kv_blocks": 512,
             **settings,

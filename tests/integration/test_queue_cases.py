@@ -170,9 +170,16 @@ async def test_a_drain_hands_over_what_has_not_begun_and_what_does_not_end(
     leaving = await asyncio.to_thread(start_worker, own.url, queue, **options)
     # none of the first three ends before the signal, or others would begin in its place
     lengths = [60, 60, 400, *[8] * 5]
-    jobs = [await client.submit(PROMPT, greedy(length)) for length in lengths]
-    streams = [job.stream(timeout_s=60) for job in jobs[:3]]
+    jobs = [await client.submit(PROMPT, greedy(length)) for length in lengths[:3]]
+    streams = [job.stream(timeout_s=60) for job in jobs]
     begun = [list((await anext(stream)).token_ids) for stream in streams]
+    # later, as claimed jobs begin in the order in which they are prepared
+    jobs += [await client.submit(PROMPT, greedy(length)) for length in lengths[3:]]
+
+    async def are_claimed() -> bool:
+        return {(await job.status()).state for job in jobs[3:]} == {"running"}
+
+    await until(are_claimed, "the others were not claimed")
     leaving.signal(signal.SIGTERM)
 
     async def is_handed_back() -> bool:
@@ -292,7 +299,7 @@ async def test_a_worker_cut_off_for_longer_than_its_lease_repeats_nothing(
     proxies, workers = {}, {}
     for _ in range(2):
         proxy = await faulty_proxy(own.port)
-        worker = await asyncio.to_thread(start_worker, proxy.url, queue, lease_s=2, wait=False)
+        worker = await asyncio.to_thread(start_worker, proxy.url, queue, lease_s=5, wait=False)
         proxies[worker.name], workers[worker.name] = proxy, worker
 
     async def are_there() -> bool:

@@ -71,7 +71,7 @@ def test_a_stalled_worker_that_returns_publishes_nothing_more(
     seen = [next(stream)]
     first.signal(signal.SIGSTOP)
     second = start_worker(valkey_url, queue)
-    time.sleep(2.5)
+    time.sleep(5.5)  # longer than a lease
     first.signal(signal.SIGCONT)
     seen.extend(stream)
     offsets = [o for e in seen for o in range(e.offset, e.offset + len(e.token_ids))]
