@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import sys
 from datetime import datetime
 
@@ -54,10 +56,14 @@ def status(arguments: argparse.Namespace) -> int:
     """Say where a job stands."""
     with _client(arguments) as client:
         found = client.job(arguments.job_id).status()
+    shown = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    if found.note is not None:
+        with contextlib.suppress(UnicodeDecodeError):  # the producer's own, and mostly text
+            shown["note"] = found.note.decode()
     if arguments.json:
-        print_json(found)
+        print_json(shown)
     else:
-        print_fields(found)
+        print_fields(shown)
     return exit_codes.OK
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from inferq import Client
 from inferq.embedded import EmbeddedServer
 from inferq.protocol.errors import ErrorInfo
 from inferq.protocol.keys import QueueKeys
@@ -375,6 +376,21 @@ def test_bad_input_exits_with_2_and_says_what(
     assert code == 2
     assert said.decode() in errors
     assert "secret" not in errors
+
+
+@pytest.mark.parametrize(
+    ("note", "said"), [('{"v": "Größe"}'.encode(), '{"v": "Größe"}'), (b"\xff\x01", [255, 1])]
+)
+def test_the_note_of_a_job_is_text_where_it_can_be(
+    run_here: RunHere, valkey_url: str, queue: str, note: bytes, said: str | list[int]
+) -> None:
+    with Client(valkey_url, queue=queue) as client:
+        job = client.submit("x", note=note)
+    server = ("--redis-url", valkey_url, "--queue", queue)
+    code, output, _ = run_here("status", job.id, *server)
+    assert (code, f"note: {said}" in output.splitlines()) == (0, True)
+    _, output, _ = run_here("status", job.id, "--json", *server)
+    assert json.loads(output)["note"] == said
 
 
 def test_standard_input_that_is_not_utf8_or_too_long_is_refused(run: Run) -> None:
