@@ -144,7 +144,7 @@ class JobChoices:
         parser = self._parsers[event.index]
         parts = [*parser.feed(event.text)]
         if event.finish_reason is not None:
-            parts += parser.finish()
+            parts += parser.finish(is_cut=event.finish_reason is FinishReason.LENGTH)
         delta.text = "".join(part for part in parts if isinstance(part, str))
         delta.tool_calls = [part for part in parts if isinstance(part, ToolDelta)]
 

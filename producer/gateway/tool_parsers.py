@@ -2,7 +2,8 @@
 
 What a parser has yielded depends on the text so far only, not on how it was cut into pieces: a
 replica that reads a job's stream again yields the same. What cannot be a call is content: no text
-is lost, but for the white space around the mark-up of calls.
+is lost, but for the white space around the mark-up of calls, and the mark-up of a call that is cut
+before its name is complete.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from inferq.producer.gateway.tool_deltas import Part, ToolDelta, call_id
-from inferq.producer.gateway.tool_text import HEADER, SPACE, Mark, ObjectScanner, Scan
+from inferq.producer.gateway.tool_text import HEADER, NAMED, SPACE, Mark, ObjectScanner, Scan
 
 #: What a call stands between, in Hermes' mark-up.
 BEGIN: Final = "<tool_call>"
@@ -39,8 +40,8 @@ class ToolParser(ABC):
         """Return what more text makes certain."""
 
     @abstractmethod
-    def finish(self) -> list[Part]:
-        """Return what was held back, now that the text has ended."""
+    def finish(self, *, is_cut: bool = False) -> list[Part]:
+        """Return what was held back, now that the text has ended, be it `is_cut` at its limit."""
 
     def finish_reason(self, reason: str) -> str:
         """Return OpenAI's word for how the output ended, given the engine's."""
@@ -62,7 +63,7 @@ class TextParser(ToolParser):
         """Return the text."""
         return [text] if text else []
 
-    def finish(self) -> list[Part]:
+    def finish(self, *, is_cut: bool = False) -> list[Part]:  # noqa: ARG002 - as for all
         """Return nothing: nothing is held back."""
         return []
 
@@ -82,20 +83,24 @@ class ArgumentsParser(ToolParser):
             return [self._begin_call(self._name, text)]
         return [self._more(text)]
 
-    def finish(self) -> list[Part]:
+    def finish(self, *, is_cut: bool = False) -> list[Part]:  # noqa: ARG002 - as for all
         """Return nothing: nothing is held back."""
         return []
 
 
 class _MarkedParser(ToolParser):
-    """Calls among text: in turn a state reads what it can of the text not yet understood."""
+    """Calls among text: in turn a state reads what it can of the text not yet understood.
+
+    `is_calls_only` says that the model can write nothing but calls.
+    """
 
     _closing: ClassVar[Mark]
     #: Characters that mean nothing between calls.
     _between: ClassVar[str] = SPACE
 
-    def __init__(self, job_id: str, output_index: int) -> None:
+    def __init__(self, job_id: str, output_index: int, *, is_calls_only: bool = False) -> None:
         super().__init__(job_id, output_index)
+        self._is_calls_only = is_calls_only
         self._parts: list[Part] = []
         self._rest = ""
         #: White space and mark-up that is content if no call follows.
@@ -111,8 +116,17 @@ class _MarkedParser(ToolParser):
             pass
         return self._taken()
 
-    def finish(self) -> list[Part]:
-        """Return what was held back; what may stand between calls is dropped after one."""
+    def finish(self, *, is_cut: bool = False) -> list[Part]:
+        """Return what was held back; what may stand between calls is dropped after one.
+
+        A call that is cut has a name or is none: its mark-up is no content.
+        """
+        if is_cut and self._is_within_call():
+            found = NAMED.match(self._rest)
+            if found is not None:
+                self._parts.append(self._begin_call(found["name"]))
+            self._rest = self._gap = ""
+            return self._taken()
         self._end()
         held, self._rest, self._gap = self._gap + self._rest, "", ""
         if held and not (self._calls and not held.strip(self._between)):
@@ -128,8 +142,17 @@ class _MarkedParser(ToolParser):
         """Read content, up to a call; return whether there is more to read."""
 
     @abstractmethod
+    def _is_within_call(self) -> bool:
+        """Whether the text that is held back is certainly a call's, before its arguments."""
+
+    @abstractmethod
     def _after_call(self) -> Callable[[], bool]:
         """Return what reads on after a whole call."""
+
+    @property
+    def _expects_call(self) -> bool:
+        """Whether what may be the beginning of a call is taken for one."""
+        return self._is_calls_only or self._calls > 0
 
     def _taken(self) -> list[Part]:
         parts, self._parts = self._parts, []
@@ -211,6 +234,11 @@ class HermesParser(_MarkedParser):
         self._add_whole(body, self._gap + body + tag)
         return True
 
+    def _is_within_call(self) -> bool:
+        if self._read == self._read_header:
+            return HEADER.may_begin(self._rest)
+        return bool(self._rest) and self._read == self._read_text and self._expects_call
+
     def _after_call(self) -> Callable[[], bool]:
         return self._read_text
 
@@ -239,8 +267,8 @@ class JsonParser(_MarkedParser):
     _closing = _JSON_CLOSING
     _between = SPACE + SEPARATOR
 
-    def __init__(self, job_id: str, output_index: int) -> None:
-        super().__init__(job_id, output_index)
+    def __init__(self, job_id: str, output_index: int, *, is_calls_only: bool = False) -> None:
+        super().__init__(job_id, output_index, is_calls_only=is_calls_only)
         self._read = self._read_header
         self._may_be_separated = False
 
@@ -261,6 +289,9 @@ class JsonParser(_MarkedParser):
         self._parts.append(self._gap + self._rest)
         self._rest = self._gap = ""
         return False
+
+    def _is_within_call(self) -> bool:
+        return bool(self._rest) and self._read == self._read_header and self._expects_call
 
     def _after_call(self) -> Callable[[], bool]:
         self._may_be_separated = True

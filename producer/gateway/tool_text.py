@@ -37,10 +37,12 @@ class Mark:
         )
 
 
+_NAMED: Final = r' \{ (?:"type" : "function" , )?"name" : "(?P<name>[A-Za-z0-9_.-]{1,128})"'
+#: A call up to its name.
+NAMED: Final = Mark(_NAMED, '{"name":"f"', '{"type":"function","name":"f"')
 #: A call up to its arguments' brace: `{"name": "…", "arguments": `; the group `name` is it.
 HEADER: Final = Mark(
-    r' \{ (?:"type" : "function" , )?"name" : "(?P<name>[A-Za-z0-9_.-]{1,128})" ,'
-    r' "(?:arguments|parameters)" : (?=\{)',
+    _NAMED + r' , "(?:arguments|parameters)" : (?=\{)',
     *(
         f'{{{first}"name":"f","{key}":{{'
         for first in ("", '"type":"function",')

@@ -79,9 +79,8 @@ class ToolPlan:
             return TextParser(job_id, output_index)
         if self.name is not None:
             return ArgumentsParser(job_id, output_index, self.name)
-        if self.tool_format is ToolFormat.JSON:
-            return JsonParser(job_id, output_index)
-        return HermesParser(job_id, output_index)
+        kind = JsonParser if self.tool_format is ToolFormat.JSON else HermesParser
+        return kind(job_id, output_index, is_calls_only=self.mode is Mode.REQUIRED)
 
 
 def plan(

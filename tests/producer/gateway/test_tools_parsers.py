@@ -15,6 +15,8 @@ from inferq.producer.gateway.tools import Part, ToolDelta, ToolPlan, assemble
 
 HERMES = ToolPlan.from_note({"mode": "auto", "format": "hermes"})
 JSON = ToolPlan.from_note({"mode": "auto", "format": "json"})
+CALLS_ONLY = ToolPlan.from_note({"mode": "required", "format": "hermes"})
+BARE_CALLS_ONLY = ToolPlan.from_note({"mode": "required", "format": "json"})
 NAMED = ToolPlan.from_note({"mode": "named", "name": "weather"})
 PLANS = {"hermes": HERMES, "json": JSON, "named": NAMED, "text": ToolPlan()}
 
@@ -33,7 +35,7 @@ def bare(name: str, arguments: Any) -> str:
 def read(plan: ToolPlan, pieces: list[str], reason: str = "stop") -> tuple[list[Part], str]:
     parser = plan.parser(JOB, 0)
     parts = [part for piece in pieces for part in parser.feed(piece)]
-    parts += parser.finish()
+    parts += parser.finish(is_cut=reason == "length")
     return parts, parser.finish_reason(reason)
 
 
@@ -118,6 +120,50 @@ def test_nothing_but_mark_up_is_lost(text: str) -> None:
         raw = "".join(p if isinstance(p, str) else p[2] + p[3] for p in parts)
         if "\\" not in text:  # arguments in an unusual order are written anew
             assert all(character in rest for character in raw.replace(" ", "")), (raw, text)
+
+
+@given(plan=st.sampled_from(["hermes", "json"]), text=_texts, places=st.lists(st.integers(0, 400)))
+def test_of_a_cut_text_only_the_mark_up_of_an_unfinished_call_is_lost(
+    plan: str, text: str, places: list[int]
+) -> None:
+    whole, _ = read(PLANS[plan], [text])
+    cut, _ = read(PLANS[plan], _cut(text, places), "length")
+    assert merged(cut) == merged(read(PLANS[plan], list(text), "length")[0])
+    content, kept = ("".join(p for p in parts if isinstance(p, str)) for parts in (whole, cut))
+    assert content.startswith(kept)
+    lost = content[len(kept) :].strip(" \n;")
+    assert "<tool_call>".startswith(lost[:11]) or lost.startswith("{")
+    assert "<tool_call>" not in lost[1:]
+
+
+@pytest.mark.parametrize(
+    ("plan", "text", "content", "calls"),
+    [
+        (HERMES, hermes("f", {}) + '\n<tool_call>\n{"name": "get_', None, ["f{}"]),
+        (HERMES, hermes("f", {}) + '\n<tool_call>\n{"name": "g", "argu', None, ["f{}", "g"]),
+        (HERMES, hermes("f", {}) + "\n<tool_", None, ["f{}"]),
+        (HERMES, "Hm.\n<tool_call>", "Hm.", []),
+        (HERMES, '<tool_call>{"name": "f"', None, ["f"]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1', None, ['f{"a": [1']),
+        (HERMES, hermes("f", {})[:-4], None, ["f{}"]),
+        (HERMES, "a <tool", "a <tool", []),
+        (HERMES, "<tool_call> no call", "<tool_call> no call", []),
+        (CALLS_ONLY, "<tool", "", []),
+        (JSON, bare("f", {}) + '; {"na', None, ["f{}"]),
+        (JSON, bare("f", {}) + '; {"name": "g", "p', None, ["f{}", "g"]),
+        (JSON, '{"name": "Ann', '{"name": "Ann', []),
+        (BARE_CALLS_ONLY, ' {"name": "g', "", []),
+        (BARE_CALLS_ONLY, '{"name": "g", ', None, ["g"]),
+    ],
+)
+def test_a_call_cut_at_the_limit_is_no_content(
+    plan: ToolPlan, text: str, content: str | None, calls: list[str]
+) -> None:
+    parts, reason = read(plan, [text], "length")
+    found, made = assemble(parts)
+    functions = [call["function"] for call in made or []]
+    assert (found, [each["name"] + each["arguments"] for each in functions]) == (content, calls)
+    assert reason == "length"
 
 
 @given(
