@@ -205,7 +205,7 @@ class SamplingParams:
         if self.beam_width is None and self.is_greedy and self.num_candidates > 1:
             field = "n" if self.n > 1 else "best_of"
             raise InvalidRequestError(
-                "greedy sampling has one output only; raise the temperature or use beam_width",
+                "greedy sampling has one output only; raise the temperature or set beam_width",
                 field=field,
                 limit=1,
             )

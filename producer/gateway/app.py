@@ -25,7 +25,7 @@ from inferq.producer.gateway import (
     tokenization,
 )
 from inferq.producer.gateway.body import field_path
-from inferq.producer.gateway.errors import BadRequest, HttpError, error_response
+from inferq.producer.gateway.errors import SHOULD_RETRY, BadRequest, HttpError, error_response
 from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.middleware import KeyCheck, RequestContext
 from inferq.producer.gateway.settings import GatewaySettings
@@ -34,7 +34,7 @@ from inferq.version import __version__
 
 #: Of the answers, for pages of other origins.
 EXPOSED_HEADERS: Final = (
-    *("X-Request-Id", "X-Inferq-Job-Id", "Retry-After"),
+    *("X-Request-Id", "X-Inferq-Job-Id", "Retry-After", SHOULD_RETRY),
     *(f"x-ratelimit-{what}-requests" for what in ("limit", "remaining", "reset")),
     *(f"x-ratelimit-{what}-tokens" for what in ("limit", "remaining", "reset")),
 )

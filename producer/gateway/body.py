@@ -75,8 +75,8 @@ class _Reservation:
 async def read_body(request: Request, model: type[M]) -> M:
     """Return the request's body as a model.
 
-    Raises 413 for one that is too long, 408 for one that does not come, 415 for one of another type
-    than JSON, and 400, which names the field, for one that is not what the model says.
+    Raises 413 for one that is too long, 408 for one that does not come, 415 for one that is no JSON
+    or compressed, and 400, which names the field, for one that is not what the model says.
     """
     settings, memory = request.app.state.gateway.settings, request.app.state.gateway.bodies
     async with memory.reading() as reservation:
@@ -94,6 +94,14 @@ async def _read(request: Request, limit: int, reservation: _Reservation) -> byte
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip()
     if kind.lower() != "application/json":
         raise HttpError(415, f"The body must be application/json, not {kind[:80]!r}.")
+    encoding = request.headers.get("content-encoding", "identity").strip()
+    if encoding.lower() not in ("", "identity"):
+        raise HttpError(
+            415,
+            f"Content-Encoding: {encoding[:80]!r} is not supported, bodies come as they are.",
+            param="Content-Encoding",
+            headers={"Accept-Encoding": "identity"},
+        )
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length[:20]) > limit:
         raise _too_long(limit)

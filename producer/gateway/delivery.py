@@ -85,7 +85,7 @@ def _deadline(text: str | None) -> float | None:
         seconds = math.nan
     if not 0 < seconds <= MAX_DELAY_S:
         raise InvalidRequestError(
-            f"{text[:40]!r} is not a number of seconds above 0 and up to {MAX_DELAY_S:g}",
+            f"{text[:40]!r} is not a number of seconds above 0 and up to {MAX_DELAY_S:.0f}",
             field=DEADLINE_HEADER,
             limit=MAX_DELAY_S,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -39,16 +40,29 @@ RETRY_RANGE_S: Final = (1, 600)
 _SHOWN_MODELS: Final = 20
 #: What the SDK calls a field and OpenAI another; the rest have one name.
 _FIELD_NAMES: Final[Mapping[str, str]] = {
+    "beam_width": "use_beam_search",
+    "deadline": "X-Inferq-Deadline",
     "deadline_s": "X-Inferq-Deadline",
     "idempotency_key": "Idempotency-Key",
+    "job": "body",
     "job_id": "id",
     "lane": "service_tier",
     "num_logprobs": "logprobs",
 }
+#: Those of them that no message holds as a word of another meaning.
+_RENAMED: Final = re.compile(r"\b(?:beam_width|deadline_s|idempotency_key|job_id|num_logprobs)\b")
+#: What tells OpenAI's clients, which would go by the status, whether to send the request again.
+SHOULD_RETRY: Final = "x-should-retry"
+#: Statuses after which the same request may be served; after any other, a repeat would fail the
+#: same way, or be a second job beside one that goes on or was ended on purpose.
+_RETRIED: Final = frozenset({408, 429, 503})
 
 
 class HttpError(Exception):
-    """An answer that is an error; `param` names the offending field, `code` is for programs."""
+    """An answer that is an error; `param` names the offending field, `code` is for programs.
+
+    Its headers tell OpenAI's clients whether to send the request again.
+    """
 
     def __init__(
         self,
@@ -66,7 +80,7 @@ class HttpError(Exception):
         self.type = type
         self.param = param
         self.code = code
-        self.headers = dict(headers or {})
+        self.headers = {SHOULD_RETRY: str(status in _RETRIED).lower(), **(headers or {})}
 
     @property
     def body(self) -> dict[str, Any]:
@@ -152,7 +166,8 @@ def to_http_error(error: Exception, *, retry_after_s: float = DEFAULT_RETRY_S) -
 def _of_job(error: InferqError) -> HttpError:
     match error:
         case IdempotencyConflict():
-            return HttpError(409, str(error), param="Idempotency-Key", code="idempotency_conflict")
+            message = _in_our_words(str(error))
+            return HttpError(409, message, param="Idempotency-Key", code="idempotency_conflict")
         case JobNotFound() | StreamExpired():
             return HttpError(404, str(error), param="id", code="job_not_found")
         case JobExpired():
@@ -180,11 +195,15 @@ def _of_failed(error: JobFailed) -> HttpError:
 
 def _of_invalid(code: str, message: str, field: str | None) -> HttpError:
     name = None if field is None else _FIELD_NAMES.get(field, field)
-    text = message.removeprefix(f"{field}: ")
+    text = _in_our_words(message.removeprefix(f"{field}: "))
     shown = text if name is None else f"{name}: {text}"
     if code == ErrorCode.MODEL_NOT_FOUND:
         return HttpError(404, shown, param="model", code="model_not_found")
     return BadRequest(shown, param=name, code=None if code == ErrorCode.INVALID_REQUEST else code)
+
+
+def _in_our_words(message: str) -> str:
+    return _RENAMED.sub(lambda found: _FIELD_NAMES[found[0]], message)
 
 
 def _internal() -> HttpError:

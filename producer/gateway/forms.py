@@ -116,6 +116,8 @@ def _checked(field: str, kinds: Mapping[str, Any]) -> Form:
     """Return the form; errors name `field`, the body's, in place of the protocol's own."""
     if isinstance(kinds.get("choice"), str):
         raise InvalidRequestError("must be a list", field=_body_field(field, f"{field}.choice"))
+    if kinds.get("choice") == []:
+        raise InvalidRequestError("is empty", field=_body_field(field, f"{field}.choice"), limit=1)
     try:
         return Form(StructuredOutputs(**kinds), field)
     except InvalidRequestError as error:

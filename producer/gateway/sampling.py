@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -59,7 +60,7 @@ def completion_params(body: CompletionBody, form: Form | None) -> SamplingParams
         given["logprobs"] = body.logprobs
         if body.echo:
             given["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
-    names = {"beam_width": "n" if body.best_of is None else "best_of"}
+    names = {"beam_width": _name_of_beams(body, "n" if body.best_of is None else "best_of")}
     return _make(given, names, form)
 
 
@@ -88,7 +89,9 @@ def chat_params(
         given["logprobs"] = body.top_logprobs or 0
     elif body.top_logprobs:
         raise InvalidRequestError("needs logprobs to be true", field="top_logprobs")
-    names = {"beam_width": "n", "logprobs": "top_logprobs", "max_tokens": limit_name}
+    names = {"beam_width": _name_of_beams(body, "n"), "max_tokens": limit_name}
+    if body.top_logprobs is not None:
+        names["logprobs"] = "top_logprobs"
     return _make(given, names, form)
 
 
@@ -108,6 +111,10 @@ def _common(body: GenerationBody, form: Form | None) -> dict[str, Any]:
             if getattr(body, field) not in (None, neutral):
                 raise InvalidRequestError("needs use_beam_search", field=field)
     return given
+
+
+def _name_of_beams(body: GenerationBody, counted_by: str) -> str:
+    return counted_by if body.use_beam_search else "use_beam_search"
 
 
 def _check_shown(field: str, number: int | None) -> None:
@@ -130,4 +137,12 @@ def _make(given: Mapping[str, Any], names: Mapping[str, str], form: Form | None)
     except InvalidRequestError as error:
         if form is not None and error.field == "structured_outputs":
             raise renamed(error, form.field) from None
-        raise renamed(error, names.get(error.field, error.field)) from None
+        raise _in_words_of_body(error, names) from None
+
+
+def _in_words_of_body(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
+    field = names.get(error.field, error.field)
+    message = str(error).removeprefix(f"{error.field}: ")
+    for parameter, name in names.items():
+        message = re.sub(rf"\b{parameter}\b", name, message)
+    return InvalidRequestError(message, field=field, limit=error.limit, code=error.code)

@@ -183,6 +183,17 @@ async def test_another_content_type_is_refused(make_app: Callable[..., FastAPI])
             assert answer.status_code == status
 
 
+async def test_a_compressed_body_is_refused_by_its_header(make_app: Callable[..., FastAPI]) -> None:
+    async with client_of(make_app()) as client:
+        for encoding, status in (("identity", 200), ("gzip", 415), ("identity, br", 415)):
+            headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+            answer = await client.post("/v1/orders", content=b'{"size": 1}', headers=headers)
+            assert answer.status_code == status
+        assert answer.json()["error"]["param"] == "Content-Encoding"
+        assert answer.json()["error"]["message"].startswith("Content-Encoding: 'identity, br' is")
+        assert answer.headers["Accept-Encoding"] == "identity"
+
+
 async def test_all_bodies_together_stay_within_their_memory(
     make_app: Callable[..., FastAPI],
 ) -> None:

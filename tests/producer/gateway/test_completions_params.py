@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -218,3 +219,41 @@ def test_a_final_message_that_is_continued_begins_no_answer() -> None:
     assert prompt["continue_final_message"] is True
     assert prompt["add_generation_prompt"] is False
     assert prompt["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("ask", "fields", "message"),
+    [
+        (
+            completion,
+            {"n": 2, "temperature": 0},
+            "n: greedy sampling has one output only; raise the temperature or set use_beam_search",
+        ),
+        (
+            chat,
+            {"n": 2, "temperature": 0},
+            "n: greedy sampling has one output only; raise the temperature or set use_beam_search",
+        ),
+        (
+            completion,
+            {"use_beam_search": True, "n": 4, "best_of": 2},
+            "n: 4 is more than best_of (2)",
+        ),
+        (
+            chat,
+            {"max_completion_tokens": 5, "min_tokens": 6},
+            "min_tokens: 6 is more than max_completion_tokens (5)",
+        ),
+        (
+            chat,
+            {"use_beam_search": True, "logprobs": True},
+            "logprobs: does not go with beam search",
+        ),
+    ],
+)
+def test_an_error_speaks_of_the_bodys_fields(
+    ask: Callable[..., SamplingParams], fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        ask(**fields)
+    assert str(raised.value) == message

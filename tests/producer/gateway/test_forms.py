@@ -115,3 +115,16 @@ def test_a_schema_that_is_too_long_or_too_deep_is_refused_with_the_limit() -> No
     with pytest.raises(InvalidRequestError) as caught:
         requested_form({"guided_regex": "a" * 70_000})
     assert (caught.value.field, caught.value.limit) == ("guided_regex", "65536")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"guided_choice": []}, "guided_choice"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ],
+)
+def test_no_choices_are_called_so(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        requested_form(fields)
+    assert (str(raised.value), raised.value.field) == (f"{field}: is empty", field)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from fastapi import FastAPI, Request
 
@@ -70,6 +71,7 @@ def test_every_error_has_its_status_and_shape(
     }
     assert "secret" not in answer.message
     assert ("Retry-After" in answer.headers) == (status in {429, 503})
+    assert answer.headers["x-should-retry"] == ("true" if status in {429, 503} else "false")
 
 
 def test_an_error_names_its_field_once_and_as_openai_does() -> None:
@@ -79,6 +81,15 @@ def test_an_error_names_its_field_once_and_as_openai_does() -> None:
     assert answer.message == "n: is bad"
 
 
+def test_errors_speak_of_what_the_gateway_has() -> None:
+    answer = to_http_error(
+        failed(ErrorCode.INVALID_REQUEST, "beam_width: 9 are many", "beam_width")
+    )
+    assert (answer.message, answer.param) == ("use_beam_search: 9 are many", "use_beam_search")
+    answer = to_http_error(errors.IdempotencyConflict("my-key", JOB))
+    assert answer.message.startswith("Idempotency-Key 'my-key' already belongs to job")
+
+
 def test_a_retry_is_in_whole_seconds_within_bounds() -> None:
     full = errors.QueueFull("full")
     waits = [to_http_error(full, retry_after_s=s).headers for s in (0.01, 1.2, 10_000.0)]
@@ -86,16 +97,22 @@ def test_a_retry_is_in_whole_seconds_within_bounds() -> None:
 
 
 @pytest.fixture
-def make_client(valkey_url: str, queue: str) -> Callable[..., httpx.AsyncClient]:
+def tried() -> list[str]:
+    """The requests that were made to fail."""
+    return []
+
+
+@pytest.fixture
+def make_client(valkey_url: str, queue: str, tried: list[str]) -> Callable[..., httpx.AsyncClient]:
     def make(**settings: Any) -> httpx.AsyncClient:
         app = create_app(GatewaySettings(redis_url=valkey_url, queues=(queue,), **settings))  # type: ignore[arg-type]
-        add_faults(app)
+        add_faults(app, tried)
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 
     return make
 
 
-def add_faults(app: FastAPI) -> None:
+def add_faults(app: FastAPI, tried: list[str]) -> None:
     @app.get("/fault")
     async def fault(request: Request) -> None:
         raise KeyError("the secret")
@@ -103,6 +120,19 @@ def add_faults(app: FastAPI) -> None:
     @app.get("/number")
     async def number(value: int) -> int:
         return value
+
+    @app.post("/{status}/chat/completions")
+    async def fail(status: str) -> None:
+        tried.append(status)
+        raise {
+            "expired": errors.JobExpired(JOB),
+            "late": errors.ResultTimeout(JOB, 5),
+            "cancelled": errors.JobCancelled(JOB),
+            "conflict": errors.IdempotencyConflict("k", JOB),
+            "crashed": failed(ErrorCode.WORKER_CRASHED),
+            "away": HttpError(503, "no", headers={"Retry-After": "0"}),
+            "full": HttpError(429, "no", headers={"Retry-After": "0"}),
+        }[status]
 
     @app.get("/full")
     async def full() -> None:
@@ -176,6 +206,25 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(
         answer = await client.get("/full")
         assert answer.status_code == 429
         assert int(answer.headers["Retry-After"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    [
+        *(("expired", 1), ("late", 1), ("cancelled", 1), ("conflict", 1), ("crashed", 1)),
+        *(("away", 3), ("full", 3)),
+    ],
+)
+async def test_openais_client_sends_again_only_what_may_be_served_then(
+    make_client: Callable[..., httpx.AsyncClient], tried: list[str], kind: str, times: int
+) -> None:
+    client = openai.AsyncOpenAI(
+        base_url=f"http://gateway/{kind}", api_key="none", http_client=make_client()
+    )
+    async with client:
+        with pytest.raises(openai.APIStatusError):
+            await client.chat.completions.create(model="m", messages=[])
+    assert tried == [kind] * times
 
 
 async def test_a_request_keeps_its_name(make_client: Callable[..., httpx.AsyncClient]) -> None:

@@ -242,6 +242,7 @@ def test_a_deadline_is_a_504_or_an_event_of_the_stream(
         answer = http.post("/v1/completions", json=asked, headers={"X-Inferq-Deadline": bad})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "X-Inferq-Deadline"
+        assert answer.json()["error"]["message"].endswith("above 0 and up to 2592000")
 
 
 def test_an_error_before_the_first_token_is_an_answer_of_its_own(
