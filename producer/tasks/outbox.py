@@ -29,7 +29,10 @@ def to_delivery(entry: OutboxEntry, last: Event | None, *, queue: str) -> NewDel
     event = EVENT_OF[FinishReason(entry.finish_reason)]
     if event not in webhook.events:
         return None
-    ended = datetime.fromtimestamp(entry.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    try:
+        ended = datetime.fromtimestamp(entry.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        raise DecodeError(f"{entry.time_ms} is no time", entry.hook) from None
     told = {
         "type": event.value,
         "timestamp": ended.replace("+00:00", "Z"),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tracemalloc
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferq.producer.subscription import Entry
+from inferq.producer.tasks.outbox import to_delivery
 from inferq.producer.workers import WorkerInfo
 from inferq.protocol.errors import (
     DecodeError,
@@ -37,6 +39,7 @@ from inferq.protocol.messages import (
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.replies import DeadLetter
 from inferq.protocol.scripts import QueueScripts
+from inferq.protocol.webhooks import OutboxEntry, Webhook
 
 EXAMPLES = int(os.environ.get("INFERQ_FUZZ_EXAMPLES", "150"))
 #: A decoder may take this many bytes for each byte of its input, and as many more at least.
@@ -176,6 +179,39 @@ def test_any_map_is_a_workers_report(report: dict[str, Any], now_ms: int) -> Non
 )
 def test_any_fields_are_a_dead_letter(fields: dict[bytes, bytes]) -> None:
     assert DeadLetter.from_fields("1-1", fields).entry_id == "1-1"
+
+
+_GOOD_HOOK = Webhook("https://example.com/hook").encode()
+hooks = (
+    anything
+    | st.just(_GOOD_HOOK)
+    | st.fixed_dictionaries({}, optional={"u": values, "e": values, "s": values}).map(_pack)
+)
+
+
+@settings(max_examples=EXAMPLES)
+@given(
+    st.booleans().flatmap(
+        lambda is_readable: st.fixed_dictionaries(
+            {},
+            optional={
+                b"id": anything,
+                b"finish": st.sampled_from([b"stop", b"error"]) if is_readable else anything,
+                b"time": numbers,
+                b"hook": st.just(_GOOD_HOOK) if is_readable else hooks,
+            },
+        )
+    )
+)
+def test_any_entry_of_the_outbox_is_a_delivery_or_a_decode_error(
+    fields: dict[bytes, bytes],
+) -> None:
+    try:
+        delivery = to_delivery(OutboxEntry.from_fields("1-1", fields), None, queue="q")
+    except DecodeError:
+        return
+    assert delivery is not None
+    assert json.loads(delivery.body)["data"]["finish_reason"] in ("stop", "error")
 
 
 @settings(max_examples=EXAMPLES)

@@ -263,7 +263,10 @@ def test_a_delivery_whose_process_died_is_taken_again_but_not_for_ever(
 def test_what_is_no_webhook_in_the_outbox_is_logged_and_goes(
     burst_until: Any, plain_redis: redis.Redis, queue: str, end_job: Any, receiver: Any
 ) -> None:
-    for fields in ({"id": "x"}, {"id": "0" * 32 + "-0", "finish": "stop", "hook": "x"}):
+    hook = Webhook("https://example.com").encode()
+    whole = {"id": "0" * 32 + "-0", "finish": "stop", "time": "1", "hook": hook}
+    for fields in ({}, {"id": "x"}, {"hook": "x"}, {"finish": "x"}, {"time": "9" * 30}):
+        fields = {**whole, **fields} if fields else {"id": "x"}
         plain_redis.xadd(QueueKeys(queue).outbox, fields)  # type: ignore[arg-type]
     end_job()
     burst_until(lambda: receiver.got)
