@@ -26,7 +26,7 @@ DONE: Final = b"data: [DONE]\n\n"
 PIECE_BYTES: Final = 2**16
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 
-_PLACE: Final = re.compile(r"(\d{1,12})(?:-(\d{1,6}))?", re.ASCII)
+_PLACE: Final = re.compile(r"(\d{1,12})(?:-([1-9]\d{0,5}))?", re.ASCII)
 _FIELD: Final = "Last-Event-ID"
 
 
@@ -48,7 +48,10 @@ def format_place(place: Place) -> bytes:
 
 
 class EventWriter:
-    """Writes the events of a response's jobs as they come; leaves out what lies before `seen`."""
+    """Writes the events of a response's jobs as they come; leaves out what lies before `seen`.
+
+    Raises `InvalidRequestError` as soon as it is certain that no event has such an id.
+    """
 
     def __init__(
         self,
@@ -74,6 +77,9 @@ class EventWriter:
                 written += self._next(job, self._encoder.opening, opening)
         delta = choices.feed(event)
         if event.token_ids:
+            tokens, chunk = self._seen[job]
+            if chunk and tokens < event.next_offset:
+                self._check_seen(job)
             self._places[job] = (event.next_offset, 0)
             if delta.has_content and self._places[job] > self._seen[job]:
                 written += self._frame(job, self._encoder.content(delta))
@@ -103,23 +109,27 @@ class EventWriter:
             yield piece
 
     def end(self) -> bytes:
-        """Return what follows when all jobs have ended.
-
-        Raises `InvalidRequestError` for a client that claims to have seen more than there is.
-        """
-        for (there, _), (claimed, _) in zip(self._places, self._seen, strict=True):
-            if claimed > there:
-                raise InvalidRequestError(
-                    f"{claimed} is beyond the stream's end at {there}", field=_FIELD, limit=there
-                )
-        if not self._include_usage:
-            return DONE
-        tokens, chunks = self._places[0]
-        self._places[0] = (tokens, chunks + 1)
-        if self._places[0] <= self._seen[0]:
+        """Return what follows when all jobs have ended."""
+        if self._include_usage:
+            tokens, chunks = self._places[0]
+            self._places[0] = (tokens, chunks + 1)
+        for job in range(len(self._jobs)):
+            self._check_seen(job)
+        if not self._include_usage or self._places[0] <= self._seen[0]:
             return DONE
         usage = total_usage(choices.usage for choices in self._jobs)
         return self._frame(0, self._encoder.usage(usage)) + DONE
+
+    def _check_seen(self, job: int) -> None:
+        """Refuse a claim to have seen what does not come before the job's next tokens."""
+        place, seen = self._places[job], self._seen[job]
+        if seen > place:
+            raise InvalidRequestError(
+                f"{format_place(seen).decode()} is the id of no event: there is nothing from "
+                f"{format_place(place).decode()} until more tokens, or the end",
+                field=_FIELD,
+                limit=format_place(place).decode(),
+            )
 
     def _next(self, job: int, encode: Callable[[Delta], bytes], delta: Delta) -> bytes:
         """Write a chunk that brings no tokens, unless the client has it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -31,6 +32,16 @@ def test_a_completion_has_openais_shape(openai_client: openai.OpenAI, stand_in_w
     assert choice.logprobs is None
     assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_an_answer_ends_with_the_context_whatever_was_asked(
+    start_stand_in: Callable[..., Any], start_gateway: Callable[..., Any]
+) -> None:
+    start_stand_in(step_s=0.0005, max_model_len=64)
+    asked = {"model": "stand-in", "prompt": PROMPT, "max_tokens": 9000}
+    answer = httpx.post(f"{start_gateway().url}/v1/completions", json=asked, timeout=60).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["total_tokens"] == 64
 
 
 def test_all_forms_of_prompts_work_and_are_answered_in_their_order(

@@ -120,7 +120,8 @@ def test_an_id_that_is_none_of_the_streams_is_refused(
     first = begin(http, "/v1/completions", {"prompt": "Hi", "max_tokens": 5}, 100)
     job = first[0].data["id"]
     assert first[-1].data == "[DONE]"
-    for bad in ("-1", "abc", "6", "999999999", "1,2", ""):
+    tokens, _, chunk = (first[-2].id or "").partition("-")
+    for bad in ("-1", "abc", "6", "999999999", "1,2", "", "0-0", f"{tokens}-{int(chunk) + 1}"):
         answer = http.get(f"/v1/streams/{job}", headers={"Last-Event-ID": bad})
         assert answer.status_code == 400, bad
         assert answer.json()["error"]["param"] == "Last-Event-ID"

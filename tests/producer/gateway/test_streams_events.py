@@ -203,7 +203,8 @@ def test_an_error_ends_no_choice() -> None:
 
 
 @pytest.mark.parametrize(
-    "event_id", ["-1", "abc", "", "1,", "1.5", "1-", "1-2-3", " ", "9" * 30, "1,2", "٣"]
+    "event_id",
+    ["-1", "abc", "", "1,", "1.5", "1-", "1-2-3", "1-0", "0-0", "1-01", " ", "9" * 30, "1,2", "٣"],
 )
 def test_what_is_no_event_id_is_refused(event_id: str) -> None:
     with pytest.raises(InvalidRequestError, match="Last-Event-ID"):
@@ -215,6 +216,23 @@ def test_an_id_beyond_the_end_is_refused_when_that_is_known() -> None:
     events = job_events(JOB, [(0, "Hi")], 1)
     with pytest.raises(InvalidRequestError, match="Last-Event-ID"):
         write([note], [events], [0, 0], "2")
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_an_id_is_one_of_an_event_or_a_number_of_tokens(usage: bool) -> None:
+    note = Note(kind=Kind.CHAT, model="m", n=2, include_usage=usage)
+    events = job_events(JOB, [(0, "Hi"), (1, "Ho"), (1, "!"), (0, "?")], 2)
+    order = [0] * len(events)
+    ids = {event_id for event_id, _ in frames(write([note], [events], order)) if event_id}
+    most = max(int(event_id.partition("-")[0]) for event_id in ids)
+    for tokens in range(most + 2):
+        for chunk in range(5):
+            event_id = f"{tokens}-{chunk}" if chunk else f"{tokens}"
+            if event_id in ids or (tokens <= most and not chunk):
+                write([note], [events], order, event_id)
+            else:
+                with pytest.raises(InvalidRequestError, match="Last-Event-ID"):
+                    write([note], [events], order, event_id)
 
 
 def test_a_note_survives_its_encoding_and_nothing_else_is_one() -> None:
