@@ -22,9 +22,11 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 #: Shares of a matrix's mean diagonal that are added to it: against columns that hardly occur, and
 #: against fitting the noise of a short text.
 DAMPING = 0.01
-TARGET_DAMPING = 0.1
+TARGET_DAMPING = 1.0
 #: Shares of a group's range that are tried for its 16 values.
 RANGES = tuple(1 - 0.05 * step for step in range(8))
+#: How often a line is laid through the best values so far.
+LINES = 2
 #: Of the median length of an input: what a longer one counts as. A text's first token, which others
 #: attend to where they look for nothing, is a hundred times as long, and would be all that counts.
 LOUDEST = 4.0
@@ -103,14 +105,14 @@ class _Llama:
         """
         weight = torch.cat([self._tensors[f"{name}.weight"] for name in names])
         plain, rounded_in = (x.flatten(0, 1) for x in inputs)
-        error = (plain - rounded_in) @ weight.T
-        if missing is not None:
-            error += missing.flatten(0, 1)
         loudness = rounded_in.norm(dim=1, keepdim=True)
         share = (LOUDEST * loudness.median() / loudness).clamp(max=1)
-        rounded_in, error = rounded_in * share, error * share
-        products = rounded_in.T @ rounded_in
-        change = torch.linalg.solve(_damped(products, TARGET_DAMPING), rounded_in.T @ error)
+        counted = rounded_in * share
+        products = counted.T @ counted
+        error = counted.T @ ((plain - rounded_in) * share) @ weight.T
+        if missing is not None:
+            error += counted.T @ (missing.flatten(0, 1) * share)
+        change = torch.linalg.solve(_damped(products, TARGET_DAMPING), error)
         rounded = round_weight(weight + change.T, products, group)
         outputs = (inputs[0] @ weight.T, inputs[1] @ rounded.weight().T)
         sizes = [len(self._tensors[f"{name}.weight"]) for name in names]
@@ -153,23 +155,60 @@ def round_weight(weight: Tensor, products: Tensor, group: int) -> Rounded:
 
 
 def _grids(weight: Tensor, importance: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Return zeros and scales [N, K / group]: of several ranges the one with least error."""
+    """Return zeros and scales [N, K / group] with the least error found.
+
+    Of several ranges the best one comes first, then lines through the values that it gives.
+    """
     grouped = weight.unflatten(1, (-1, group))
     importance = importance.view(-1, group)
     low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
-    least = torch.full_like(low, torch.inf)
-    best_zeros, best_scales = low, high
+    best = (torch.full_like(low, torch.inf), low, high)
     for share in RANGES:
-        scales = ((high - low) * share / 15).clamp(min=1e-5).half().float()
+        scales = _half((high - low) * share / 15)
         zeros = (-low * share / scales).round().clamp(0, 15)
-        values = (grouped / scales[..., None] + zeros[..., None]).round_().clamp_(0, 15)
-        values.sub_(zeros[..., None]).mul_(scales[..., None]).sub_(grouped)
-        error = (values.square_() * importance).sum(2)
-        is_less = error < least
-        least = torch.where(is_less, error, least)
-        best_zeros = torch.where(is_less, zeros, best_zeros)
-        best_scales = torch.where(is_less, scales, best_scales)
-    return best_zeros, best_scales
+        best = _better(best, grouped, importance, zeros, scales)
+    for _ in range(LINES):
+        values = _values(grouped, *best[1:])
+        best = _better(best, grouped, importance, *_line(grouped, values, importance, best[2]))
+    return best[1:]
+
+
+def _better(
+    best: tuple[Tensor, Tensor, Tensor],
+    grouped: Tensor,
+    importance: Tensor,
+    zeros: Tensor,
+    scales: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each group's least error with its zero and scale, of the best and these."""
+    values = _values(grouped, zeros, scales)
+    values.sub_(zeros[..., None]).mul_(scales[..., None]).sub_(grouped)
+    error = (values.square_() * importance).sum(2)
+    is_less = error < best[0]
+    pairs = zip((error, zeros, scales), best, strict=True)
+    least, best_zeros, best_scales = (torch.where(is_less, *pair) for pair in pairs)
+    return least, best_zeros, best_scales
+
+
+def _values(grouped: Tensor, zeros: Tensor, scales: Tensor) -> Tensor:
+    return (grouped / scales[..., None]).add_(zeros[..., None]).round_().clamp_(0, 15)
+
+
+def _line(
+    grouped: Tensor, values: Tensor, importance: Tensor, scales: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return zeros and scales of the line through each group's weights over its values."""
+    share = importance / importance.sum(1, keepdim=True)
+    mean_weight, mean_value = (grouped * share).sum(2), (values * share).sum(2)
+    centred = (values - mean_value[..., None]).mul_(share)
+    variance = (centred * values).sum(2)
+    slope = (centred * grouped).sum(2) / variance.clamp(min=1e-9)
+    scales = _half(torch.where(slope > 0, slope, scales))
+    return (mean_value - mean_weight / scales).round().clamp(0, 15), scales
+
+
+def _half(scales: Tensor) -> Tensor:
+    return scales.clamp(min=1e-5).half().float()
 
 
 def _rounded_in_turn(

@@ -25,6 +25,7 @@ from inferq.kernels.attention import AttentionBatch
 from inferq.kernels.matmul import Weight, pack_float
 from inferq.kernels.matmul_int4 import dequantize_int4
 from inferq.protocol.errors import ModelError
+from inferq.protocol.prompts import ChatMessage
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.model import quantized_weight
 from inferq.worker.model.kv_cache import KVCacheShape
@@ -38,19 +39,20 @@ calibrated = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CPU = torch.device("cpu")
 GROUP = 64
-#: Of the texts by which weights are rounded.
-TEXTS, TEXT_LENGTH = 32, 128
+#: Questions, and openings of texts of many kinds: none of them is in the greedy cases.
+BEGINNINGS = Path(__file__).parent / "awq_texts.json"
+#: Of the texts by which weights are rounded: each in tokens, and those after one random token.
+TEXT_LENGTH, RANDOM_TEXTS = 128, 16
 #: Of SmolLM2, before which special ones stand.
 FIRST_PLAIN_TOKEN, VOCAB_SIZE = 17, 49152
 NAME = "model.safetensors"
-#: Of logits, relative to their spread: what four bits of weight may cost so small a model, and the
-#: share of positions whose best token may be another.
-FAR, MOST_AGREEMENT_LOST = 0.27, 0.28
+#: What calibrated weights may cost: two thirds of what those rounded to nearest do, which move
+#: logits by 0.36 of their spread, change the best token at 32 % of positions, and turn six of the
+#: 20 first tokens.
+FAR, MOST_AGREEMENT_LOST, MOST_OTHERS = 0.24, 0.21, 4
 #: A choice is clear if its two best logits lie apart by more than this many times what rounding
 #: typically (root mean square over all positions) moves them apart or together.
 CLEAR = 2.0
-#: Of the first tokens of 20 cases. Weights rounded to nearest turn six.
-MOST_OTHERS = 4
 #: What the product's rounding of activations to 8 bits moves logits, relative to their spread.
 PRODUCT_FAR = 0.08
 
@@ -75,12 +77,12 @@ def nearest(smollm2: Path, awq_packing: ModuleType, tmp_path_factory: Any) -> Pa
 def awq(smollm2: Path, awq_packing: ModuleType, awq_calibration: ModuleType) -> Path:
     """SmolLM2 with its projections as AWQ, calibrated, and the rest in float16.
 
-    It is made once, in a minute or two, and kept in the cache for as long as its makers are the
-    same.
+    It is made once, in minutes, and kept in the cache for as long as what makes it is the same.
     """
-    makers = (Path(module.__file__ or "") for module in (awq_packing, awq_calibration))
+    makers = [Path(module.__file__ or "") for module in (awq_packing, awq_calibration)]
+    makers += [BEGINNINGS]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in makers)).hexdigest()
-    folder = cache_root() / "tests" / f"smollm2-awq-{GROUP}-{TEXTS}-{digest[:16]}"
+    folder = cache_root() / "tests" / f"smollm2-awq-{GROUP}-{TEXT_LENGTH}-{digest[:16]}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as work:
@@ -98,19 +100,27 @@ def awq(smollm2: Path, awq_packing: ModuleType, awq_calibration: ModuleType) -> 
 
 
 def calibration_texts(model: Path) -> list[list[int]]:
-    """Return what the plain model says by itself: after its begin token, and after any others.
+    """Return what the plain model says: in chats, after openings, and after any one token.
 
     The first token of a text is a special one to attention, whichever it is.
     """
-    llm = LLM(str(model), max_model_len=TEXT_LENGTH, num_kv_blocks=512)
-    begin, chosen = llm.get_tokenizer().encode(""), random.Random(0)
-    others = [[chosen.randrange(FIRST_PLAIN_TOKEN, VOCAB_SIZE)] for _ in range(3 * TEXTS // 4)]
-    starts = [begin] * (TEXTS // 4) + others
-    outputs = llm.generate(
-        starts,
-        SamplingParams(temperature=1.0, max_tokens=TEXT_LENGTH - 1, ignore_eos=True),
-        use_tqdm=False,
-    )
+    beginnings = json.loads(BEGINNINGS.read_text())
+    llm = LLM(str(model), max_model_len=TEXT_LENGTH, num_kv_blocks=1024)
+    tokenizer, chosen = llm.get_tokenizer(), random.Random(0)
+    starts = [tokenizer.render_chat([ChatMessage("user", x)]) for x in beginnings["questions"]]
+    starts += [tokenizer.encode(opening) for opening in beginnings["openings"]]
+    starts += [[chosen.randrange(FIRST_PLAIN_TOKEN, VOCAB_SIZE)] for _ in range(RANDOM_TEXTS)]
+    sampling = [
+        SamplingParams(
+            temperature=0.7 if len(start) > 1 else 1.0,
+            seed=seed,
+            max_tokens=TEXT_LENGTH - len(start),
+            ignore_eos=True,
+        )
+        for seed, start in enumerate(starts)
+    ]
+    prompts = [{"prompt_token_ids": start} for start in starts]
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
     pairs = zip(starts, outputs, strict=True)
     return [[*start, *output.outputs[0].token_ids] for start, output in pairs]
 
@@ -288,7 +298,7 @@ def test_what_the_checkpoint_is_not_is_refused(nearest: Path, smollm2: Path) -> 
 
 
 class TestCalibrated:
-    """The packing takes a minute and a half of two idle cores, once."""
+    """The packing takes some 160 seconds of processor time, once."""
 
     pytestmark = calibrated
 
