@@ -17,8 +17,11 @@ from inferq.producer.server import end_tasks
 
 T = TypeVar("T")
 
-#: The last words of a gateway that ends: the stream is cut, and can be resumed elsewhere.
-GOODBYE: Final = b": this gateway is ending, resume with Last-Event-ID\n\n"
+#: The last words of a gateway that ends: the stream is cut, and can be resumed where there is
+#: another, which it cannot know.
+GOODBYE: Final = (
+    b": this gateway is ending; where there is another gateway, it goes on from Last-Event-ID\n\n"
+)
 #: What keeps proxies from collecting or changing the stream.
 _HEADERS: Final = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -82,7 +85,8 @@ class EventStream(Response):
             return
         answer = HttpError(
             503,
-            "This gateway is shutting down. The request goes on, and can be resumed elsewhere.",
+            "This gateway is shutting down. Where there is another gateway, it can go on with the "
+            "jobs of this request.",
             type=SERVER,
             code="overloaded",
             headers=retry_after(1),
