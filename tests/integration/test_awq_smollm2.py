@@ -298,7 +298,7 @@ def test_what_the_checkpoint_is_not_is_refused(nearest: Path, smollm2: Path) -> 
 
 
 class TestCalibrated:
-    """The packing takes some 160 seconds of processor time, once."""
+    """The packing takes some 150 seconds of processor time, once."""
 
     pytestmark = calibrated
 
