@@ -80,7 +80,7 @@ def test_no_key_a_wrong_one_and_one_in_another_form_are_401(
     with pytest.raises(HttpError, match=message) as raised:
         ring.authenticate(headers)
     assert raised.value.status == 401
-    assert raised.value.headers == {"WWW-Authenticate": "Bearer"}
+    assert raised.value.headers == {"WWW-Authenticate": "Bearer", "x-should-retry": "false"}
 
 
 def test_a_key_is_compared_with_all_digests(
