@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import zlib
-from typing import Final
 
 from redis.crc import key_slot
 
 from inferq.producer.server import RedisServer
 from inferq.protocol.errors import InvalidRequestError
-from inferq.protocol.keys import MAX_PARTITIONS, QueueKeys
+from inferq.protocol.keys import DEFAULT_QUEUE, MAX_PARTITIONS, QueueKeys
 from inferq.protocol.scripts import QueueScripts
-from inferq.protocol.servers import ServerUrl
-
-DEFAULT_URL: Final = "redis://127.0.0.1:6379/0"
-DEFAULT_QUEUE: Final = "default"
+from inferq.protocol.servers import DEFAULT_URL, ServerUrl
 
 
 class Partitions:

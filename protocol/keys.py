@@ -16,6 +16,7 @@ from inferq.protocol.errors import InvalidRequestError
 #: The consumer group of every lane stream.
 GROUP: Final = "workers"
 MAX_PARTITIONS: Final = 1024
+DEFAULT_QUEUE: Final = "default"
 
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _JOB_ID = re.compile(r"[0-9a-f]{32}-(\d{1,4})")

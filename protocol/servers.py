@@ -34,6 +34,8 @@ from redis.exceptions import (
 from inferq.protocol.connection import reply_code
 from inferq.protocol.errors import InvalidRequestError
 
+#: The server on this machine.
+DEFAULT_URL: Final = "redis://127.0.0.1:6379/0"
 #: Longest wait in seconds for a Sentinel or a node to say where a server is.
 LOOK_UP_TIMEOUT_S: Final = 1.0
 FORM: Final = (

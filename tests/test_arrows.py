@@ -35,7 +35,9 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         SETTINGS | {"redis", "rq", "httpcore"},
         {"inferq.protocol", "inferq.producer", "inferq.runtime", "inferq.version"},
     ),
-    "inferq.runtime": (SETTINGS, {"inferq.protocol.errors", "inferq.protocol.servers"}),
+    "inferq.runtime": (
+        SETTINGS, {"inferq.protocol.errors", "inferq.protocol.keys", "inferq.protocol.servers"},
+    ),
     "inferq.kernels": (TENSORS, set()),
     "inferq.worker.engine": (
         MODEL_SIDE, {"inferq.kernels", "inferq.protocol", "inferq.worker.model"},

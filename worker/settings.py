@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.keys import DEFAULT_QUEUE
 from inferq.protocol.scripts import MAX_RETENTION_MS, STARVE_MS
 from inferq.runtime import settings
+from inferq.runtime.shared_settings import ServerSettings
 from inferq.worker.engine.config import check_adapters
 
 ENV_PREFIX: Final = settings.ENV_PREFIX
@@ -156,17 +158,13 @@ class EngineSettings(settings.ProcessSettings):
         return adapters
 
 
-class WorkerSettings(EngineSettings):
+class WorkerSettings(EngineSettings, ServerSettings):
     """What a worker process needs: the engine's settings, the queue's, and its own."""
 
     served_model_name: str | None = Field(
         None, description="Name under which jobs may ask for the model; default: its last part."
     )
-    redis_url: SecretStr = Field(
-        SecretStr("redis://127.0.0.1:6379/0"),
-        description="URL of the server, credentials included; docs/reliability.md has the forms.",
-    )
-    queue: str = Field("default", description="Queue to serve.")
+    queue: str = Field(DEFAULT_QUEUE, description="Queue to serve.")
     partition: int = Field(0, ge=0, lt=1024, description="Partition of the queue to serve.")
     worker_name: str = Field(
         default_factory=_default_worker_name,
@@ -225,18 +223,6 @@ class WorkerSettings(EngineSettings):
         min_length=1,
         description="Address on which the health port listens; default: every one.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe log lines to write."
-    )
-    log_format: Literal["auto", "json", "pretty"] = Field(
-        "auto", description="Form of log lines; auto is pretty on a terminal, JSON elsewhere."
-    )
-
-    @field_validator("redis_url")
-    @classmethod
-    def _check_redis_url(cls, url: SecretStr) -> SecretStr:
-        settings.check_redis_url(url.get_secret_value())
-        return url
 
     @model_validator(mode="after")
     def _check_retention(self) -> Self:

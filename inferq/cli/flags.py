@@ -6,7 +6,8 @@ import argparse
 from typing import Any, Protocol
 
 from inferq.cli.exit_codes import HELP as EXIT_CODES
-from inferq.producer.partitions import DEFAULT_QUEUE, DEFAULT_URL
+from inferq.protocol.keys import DEFAULT_QUEUE
+from inferq.protocol.servers import DEFAULT_URL
 
 
 class Commands(Protocol):

@@ -13,7 +13,6 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from inferq.protocol.errors import InvalidRequestError
-from inferq.protocol.servers import ServerUrl
 
 ENV_PREFIX: Final = "INFERQ_"
 #: What the variables of one process begin with, where others may not complain about them.
@@ -116,14 +115,6 @@ def check_variable_names(
 def _is_service_link(name: str, value: str) -> bool:
     """Whether Kubernetes made it: a Service `inferq-gateway` makes INFERQ_GATEWAY_PORT."""
     return bool(_LINK_NAME.search(name) or _LINK_VALUE.match(value))
-
-
-def check_redis_url(url: str) -> None:
-    """Raise `ValueError` unless a Redis client can be made from `url`; never shows any of it."""
-    try:
-        ServerUrl.parse(url)
-    except InvalidRequestError as error:
-        raise ValueError(str(error).removeprefix("url: ")) from None
 
 
 def read_pairs(given: object, form: str) -> object:

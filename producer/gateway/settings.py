@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from inferq.producer.async_client import DEFAULT_QUEUE_LIMIT
-from inferq.producer.partitions import DEFAULT_QUEUE, DEFAULT_URL
-from inferq.protocol.errors import InvalidRequestError
-from inferq.protocol.keys import MAX_PARTITIONS, QueueKeys
 from inferq.protocol.messages import MAX_NAME_BYTES
 from inferq.protocol.scripts import MAX_RETENTION_MS
-from inferq.runtime.settings import ProcessSettings, check_redis_url, read_list, read_pairs
+from inferq.runtime.settings import read_list, read_pairs
+from inferq.runtime.shared_settings import SERVER_SETTINGS, QueuesSettings
 
 ENV_PREFIX: Final = "INFERQ_GATEWAY_"
 
@@ -23,36 +20,13 @@ _MAX_COUNT: Final = 2**31 - 1
 _DAY_S: Final = 86_400
 
 
-def _default_queues() -> tuple[str, ...]:
-    return (os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE,)
-
-
-class GatewaySettings(ProcessSettings):
+class GatewaySettings(QueuesSettings):
     """What a gateway process needs: the server and its queues, its socket, and its limits."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX)
-    shared: ClassVar[frozenset[str]] = frozenset(
-        {"redis_url", "partitions", "queue_limit", "log_level", "log_format"}
-    )
+    shared: ClassVar[frozenset[str]] = SERVER_SETTINGS | {"partitions", "queue_limit"}
     repeated: ClassVar[frozenset[str]] = frozenset({"queues", "models", "cors_origins"})
 
-    redis_url: SecretStr = Field(
-        SecretStr(DEFAULT_URL),
-        description="URL of the server, credentials included; docs/reliability.md has the forms.",
-    )
-    queues: Annotated[tuple[str, ...], NoDecode] = Field(
-        default_factory=_default_queues,
-        min_length=1,
-        max_length=64,
-        description="Queues to offer, several times or joined by commas; the first that serves a "
-        "model gets its jobs; default: $INFERQ_QUEUE, else default.",
-    )
-    partitions: int = Field(
-        1,
-        ge=1,
-        le=MAX_PARTITIONS,
-        description="Into how many partitions each queue is split; the same for all its producers.",
-    )
     queue_limit: int = Field(
         DEFAULT_QUEUE_LIMIT,
         ge=1,
@@ -159,32 +133,11 @@ class GatewaySettings(ProcessSettings):
         description="Seconds after that for requests in flight; streams are ended at once, for "
         "clients to resume elsewhere.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe log lines to write."
-    )
-    log_format: Literal["auto", "json", "pretty"] = Field(
-        "auto", description="Form of log lines; auto is pretty on a terminal, JSON elsewhere."
-    )
 
-    @field_validator("redis_url")
-    @classmethod
-    def _check_redis_url(cls, url: SecretStr) -> SecretStr:
-        check_redis_url(url.get_secret_value())
-        return url
-
-    @field_validator("queues", "cors_origins", mode="before")
+    @field_validator("cors_origins", mode="before")
     @classmethod
     def _read_list(cls, given: Any) -> Any:
         return read_list(given)
-
-    @field_validator("queues")
-    @classmethod
-    def _check_queues(cls, queues: tuple[str, ...]) -> tuple[str, ...]:
-        for queue in queues:
-            _check_queue(queue)
-            if queues.count(queue) > 1:
-                raise ValueError(f"{queue!r} is there twice")
-        return queues
 
     @field_validator("models", mode="before")
     @classmethod
@@ -226,10 +179,3 @@ class GatewaySettings(ProcessSettings):
                 f"({self.max_body_bytes})"
             )
         return self
-
-
-def _check_queue(queue: str) -> None:
-    try:
-        QueueKeys(queue)
-    except InvalidRequestError as error:
-        raise ValueError(f"{queue[:120]!r} {str(error).removeprefix('queue: ')}") from None

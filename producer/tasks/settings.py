@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from inferq.producer.partitions import DEFAULT_QUEUE, DEFAULT_URL
 from inferq.producer.tasks.signing import Secrets, read_secret, read_secrets_file
-from inferq.protocol.errors import InvalidRequestError
-from inferq.protocol.keys import MAX_PARTITIONS, QueueKeys
-from inferq.runtime.settings import ProcessSettings, check_redis_url, read_list
+from inferq.runtime.settings import read_list
+from inferq.runtime.shared_settings import SERVER_SETTINGS, QueuesSettings
 
 ENV_PREFIX: Final = "INFERQ_TASKS_"
 
@@ -34,36 +31,13 @@ _RETRY_DELAYS_S: Final = (
 )
 
 
-def _default_queues() -> tuple[str, ...]:
-    return (os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE,)
-
-
-class TasksSettings(ProcessSettings):
+class TasksSettings(QueuesSettings):
     """What a tasks process needs: the server and its queues, webhooks, and upkeep."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX)
-    shared: ClassVar[frozenset[str]] = frozenset(
-        {"redis_url", "partitions", "log_level", "log_format"}
-    )
+    shared: ClassVar[frozenset[str]] = SERVER_SETTINGS | {"partitions"}
     repeated: ClassVar[frozenset[str]] = frozenset({"queues", "webhook_allowed_networks"})
 
-    redis_url: SecretStr = Field(
-        SecretStr(DEFAULT_URL),
-        description="URL of the server, credentials included; docs/reliability.md has the forms.",
-    )
-    queues: Annotated[tuple[str, ...], NoDecode] = Field(
-        default_factory=_default_queues,
-        min_length=1,
-        max_length=64,
-        description="Queues to look after, several times or joined by commas; default: "
-        "$INFERQ_QUEUE, else default.",
-    )
-    partitions: int = Field(
-        1,
-        ge=1,
-        le=MAX_PARTITIONS,
-        description="Into how many partitions each queue is split; the same for all its producers.",
-    )
     workers: int = Field(
         2,
         ge=1,
@@ -142,12 +116,6 @@ class TasksSettings(ProcessSettings):
         description="Seconds after SIGTERM for tasks under way; keep it below the grace period of "
         "the platform.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe log lines to write."
-    )
-    log_format: Literal["auto", "json", "pretty"] = Field(
-        "auto", description="Form of log lines; auto is pretty on a terminal, JSON elsewhere."
-    )
 
     def read_secrets(self) -> Secrets:
         """Return the secrets that sign; raise `InvalidRequestError` for a file that is none."""
@@ -157,28 +125,10 @@ class TasksSettings(ProcessSettings):
             secrets |= read_secrets_file(self.webhook_secrets_file)
         return secrets
 
-    @field_validator("redis_url")
-    @classmethod
-    def _check_redis_url(cls, url: SecretStr) -> SecretStr:
-        check_redis_url(url.get_secret_value())
-        return url
-
-    @field_validator("queues", "webhook_allowed_networks", "webhook_retry_delays_s", mode="before")
+    @field_validator("webhook_allowed_networks", "webhook_retry_delays_s", mode="before")
     @classmethod
     def _read_list(cls, given: Any) -> Any:
         return read_list(given)
-
-    @field_validator("queues")
-    @classmethod
-    def _check_queues(cls, queues: tuple[str, ...]) -> tuple[str, ...]:
-        for queue in queues:
-            try:
-                QueueKeys(queue)
-            except InvalidRequestError as error:
-                raise ValueError(f"{queue[:120]!r} {str(error).removeprefix('queue: ')}") from None
-            if queues.count(queue) > 1:
-                raise ValueError(f"{queue!r} is there twice")
-        return queues
 
     @field_validator("webhook_secrets")
     @classmethod

@@ -1,0 +1,77 @@
+"""Settings that several processes share: the server, its queues, the log."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
+
+from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.keys import DEFAULT_QUEUE, MAX_PARTITIONS, QueueKeys
+from inferq.protocol.servers import DEFAULT_URL, ServerUrl
+from inferq.runtime.settings import ProcessSettings, read_list
+
+#: The settings of `ServerSettings`: they mean the same to every process.
+SERVER_SETTINGS: Final = frozenset({"redis_url", "log_level", "log_format"})
+
+
+class ServerSettings(ProcessSettings):
+    """Which server a process speaks to, and what it logs."""
+
+    redis_url: SecretStr = Field(
+        SecretStr(DEFAULT_URL),
+        description="URL of the server, credentials included; docs/reliability.md has the forms.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe log lines to write."
+    )
+    log_format: Literal["auto", "json", "pretty"] = Field(
+        "auto", description="Form of log lines; auto is pretty on a terminal, JSON elsewhere."
+    )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_redis_url(cls, url: SecretStr) -> SecretStr:
+        """Refuse what no client can be made from; the message shows none of it."""
+        try:
+            ServerUrl.parse(url.get_secret_value())
+        except InvalidRequestError as error:
+            raise ValueError(str(error).removeprefix("url: ")) from None
+        return url
+
+
+class QueuesSettings(ServerSettings):
+    """Which queues a process deals with, and how they are split."""
+
+    queues: Annotated[tuple[str, ...], NoDecode] = Field(
+        default_factory=lambda: (os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE,),
+        min_length=1,
+        max_length=64,
+        description="Queues, several times or joined by commas; of a gateway the first that serves "
+        "a model gets its jobs; default: $INFERQ_QUEUE, else default.",
+    )
+    partitions: int = Field(
+        1,
+        ge=1,
+        le=MAX_PARTITIONS,
+        description="Into how many partitions each queue is split; the same for all its producers.",
+    )
+
+    @field_validator("queues", mode="before")
+    @classmethod
+    def _read_queues(cls, given: Any) -> Any:
+        return read_list(given)
+
+    @field_validator("queues")
+    @classmethod
+    def _check_queues(cls, queues: tuple[str, ...]) -> tuple[str, ...]:
+        for queue in queues:
+            try:
+                QueueKeys(queue)
+            except InvalidRequestError as error:
+                raise ValueError(f"{queue[:120]!r} {str(error).removeprefix('queue: ')}") from None
+            if queues.count(queue) > 1:
+                raise ValueError(f"{queue!r} is there twice")
+        return queues
