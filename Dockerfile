@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1.7
-# Two images, by --target: `worker` (CUDA) and `gateway` (slim; also the command line and the SDK).
+# Two images, by --target: `worker` (CUDA) and `gateway` (slim; also tasks, the command line and the SDK).
 #
 #   docker build --target worker  --tag inferq-worker:0.1.0  --build-arg VERSION=0.1.0 .
 #   docker build --target gateway --tag inferq-gateway:0.1.0 --build-arg VERSION=0.1.0 .
@@ -23,7 +23,7 @@ COPY image-constraints.txt /constraints.txt
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python -m venv /opt/inferq \
     && wheel="$(echo /wheels/*.whl)" \
-    && /opt/inferq/bin/pip install --no-cache-dir --constraint /constraints.txt "inferq[gateway] @ file://${wheel}"
+    && /opt/inferq/bin/pip install --no-cache-dir --constraint /constraints.txt "inferq[gateway,tasks] @ file://${wheel}"
 
 FROM ${CUDA_IMAGE} AS worker-packages
 # hadolint ignore=DL3008
@@ -40,7 +40,7 @@ FROM ${SLIM_IMAGE} AS gateway
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="inferq gateway" \
-      org.opencontainers.image.description="OpenAI-shaped HTTP before the queue; also the command line and the SDK" \
+      org.opencontainers.image.description="OpenAI-shaped HTTP before the queue; also tasks, the command line and the SDK" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"

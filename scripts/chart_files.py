@@ -18,8 +18,9 @@ from typing import Any
 import yaml
 
 from inferq.producer.gateway.settings import GatewaySettings
+from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.acl import COMMANDS, Role
-from inferq.protocol.keys import GatewayKeys
+from inferq.protocol.keys import GatewayKeys, TaskKeys
 from inferq.runtime.settings import ProcessSettings
 from inferq.worker.settings import WorkerSettings
 
@@ -36,14 +37,23 @@ WORKER_OWN = frozenset(
 GATEWAY_OWN = frozenset(
     {
         *("redis_url", "queues", "partitions", "host", "port", "models"),
-        *("accept_without_workers", "api_keys_file", "shutdown_delay_s", "shutdown_timeout_s"),
+        *("accept_without_workers", "accept_webhooks", "api_keys_file"),
+        *("shutdown_delay_s", "shutdown_timeout_s"),
     }
 )
+TASKS_OWN = frozenset(
+    {
+        *("redis_url", "queues", "partitions", "health_port", "health_host"),
+        *("webhook_secrets", "webhook_secrets_file", "shutdown_timeout_s"),
+    }
+)
+#: What a role may reach beside its queues.
+PREFIXES = {Role.GATEWAY: GatewayKeys.PREFIX, Role.TASKS: TaskKeys.PREFIX}
 
 _README_HEAD = """\
 # The Helm chart of inferq
 
-Workers, an OpenAI-shaped gateway, and a Valkey if there is none yet.
+Workers, an OpenAI-shaped gateway, tasks (webhooks), and a Valkey if there is none yet.
 [docs/kubernetes.md](../docs/kubernetes.md) says how to install, upgrade, scale and size it.
 
 ```
@@ -112,12 +122,13 @@ def generated() -> dict[Path, str]:
     schema = json.loads((CHART / "values.schema.json").read_text())
     schema["definitions"]["workerSettings"] = settings_schema(WorkerSettings, WORKER_OWN)
     schema["definitions"]["gatewaySettings"] = settings_schema(GatewaySettings, GATEWAY_OWN)
+    schema["definitions"]["tasksSettings"] = settings_schema(TasksSettings, TASKS_OWN)
     rights = {
         role.value: {
             "commands": list(COMMANDS[role]),
-            "prefixes": [GatewayKeys.PREFIX] if role is Role.GATEWAY else [],
+            "prefixes": [PREFIXES[role]] if role in PREFIXES else [],
         }
-        for role in (Role.GATEWAY, Role.WORKER)
+        for role in (Role.GATEWAY, Role.TASKS, Role.WORKER)
     }
     return {
         CHART / "values.schema.json": json.dumps(schema, indent=2) + "\n",

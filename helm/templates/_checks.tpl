@@ -16,8 +16,14 @@
 {{- if and .enabled .httpRoute.enabled (not .httpRoute.parentRefs) }}
 {{- fail "gateway.httpRoute.enabled needs gateway.httpRoute.parentRefs." }}
 {{- end }}
-{{- if and (not .enabled) (or .ingress.enabled .httpRoute.enabled .autoscaling.enabled) }}
-{{- fail "gateway.enabled is false: its ingress, httpRoute and autoscaling must be off too." }}
+{{- if and .enabled .acceptWebhooks (not $.Values.tasks.enabled) }}
+{{- fail "gateway.acceptWebhooks needs tasks.enabled: nothing else delivers them." }}
+{{- end }}
+{{- if and .enabled .acceptWebhooks (not $.Values.tasks.webhooks.existingSecret) }}
+{{- fail "gateway.acceptWebhooks needs tasks.webhooks.existingSecret: what is not signed is not delivered." }}
+{{- end }}
+{{- if and (not .enabled) (or .acceptWebhooks .ingress.enabled .httpRoute.enabled .autoscaling.enabled) }}
+{{- fail "gateway.enabled is false: its acceptWebhooks, ingress, httpRoute and autoscaling must be off too." }}
 {{- end }}
 {{- if and .autoscaling.enabled (gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas)) }}
 {{- fail "gateway.autoscaling: minReplicas is more than maxReplicas." }}
@@ -25,6 +31,9 @@
 {{- if and .autoscaling.enabled (not (dig "requests" "cpu" "" .resources)) }}
 {{- fail "gateway.autoscaling aims at a share of gateway.resources.requests.cpu: set it." }}
 {{- end }}
+{{- end }}
+{{- if and .Values.tasks.webhooks.existingSecret (not .Values.tasks.enabled) }}
+{{- fail "tasks.webhooks.existingSecret needs tasks.enabled." }}
 {{- end }}
 {{- end -}}
 

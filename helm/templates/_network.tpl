@@ -1,4 +1,4 @@
-{{/* Ways out of workers and gateways: names, the server, and what workers download. */}}
+{{/* Ways out of workers, gateways and tasks: names, the server, downloads, and webhooks. */}}
 {{- define "inferq.egress" -}}
 - ports:
     - {protocol: UDP, port: 53}
@@ -16,6 +16,12 @@
 {{- if and (eq .component "worker") .root.Values.networkPolicy.allowDownloads }}
 - ports:
     - {protocol: TCP, port: 443}
+{{- end }}
+{{- if and (eq .component "tasks") .root.Values.networkPolicy.webhookPorts }}
+- ports:
+    {{- range .root.Values.networkPolicy.webhookPorts }}
+    - {protocol: TCP, port: {{ int . }}}
+    {{- end }}
 {{- end }}
 {{- with .root.Values.networkPolicy.extraEgress }}
 {{ toYaml . }}

@@ -3,7 +3,7 @@
 {{- if .Values.valkey.enabled }}
 {{- $name := include "inferq.name" (dict "root" . "suffix" "valkey") }}
 {{- $users := dict }}
-{{- range list "worker" "gateway" "keda" }}
+{{- range list "worker" "gateway" "tasks" "keda" }}
 {{- $_ := set $users . (dict "username" . "passwordKey" (printf "%s-password" .)) }}
 {{- end }}
 {{- dict "mode" "standalone" "addresses" (list (printf "%s:6379" $name)) "database" 0
@@ -14,7 +14,7 @@
 {{- with .Values.redis }}
 {{- dict "mode" .mode "addresses" .addresses "database" .database "tls" .tls
     "sentinelService" .sentinelService "sentinelPasswordKey" .auth.sentinelPasswordKey
-    "secret" .auth.existingSecret "users" (pick .auth "worker" "gateway" "keda") | toJson }}
+    "secret" .auth.existingSecret "users" (pick .auth "worker" "gateway" "tasks" "keda") | toJson }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -46,7 +46,7 @@
 {{- with $options }}?{{ join "&" . }}{{ end }}
 {{- end -}}
 
-{{/* Environment that leads to the server. Takes root, role (worker or gateway). */}}
+{{/* Environment that leads to the server. Takes root, role (worker, gateway or tasks). */}}
 {{- define "inferq.redisEnv" -}}
 {{- $redis := include "inferq.redis" .root | fromJson }}
 {{- if $redis.secret }}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import redis
 
@@ -16,7 +20,7 @@ from inferq.embedded import bundled_binary
 from inferq.protocol.acl import Role, acl_rules
 from inferq.protocol.keys import GatewayKeys, Lane, QueueKeys
 
-PASSWORDS = {role: f"{role}pass" for role in ("worker", "gateway", "keda", "admin")}
+PASSWORDS = {role: f"{role}pass" for role in ("worker", "gateway", "tasks", "keda", "admin")}
 #: What KEDA sends for a trigger of the type `redis`, which counts by the key's type.
 COUNT = """
 local kind = redis.call('type', KEYS[1]).ok
@@ -26,7 +30,7 @@ return redis.call(({zset = 'zcard', none = 'llen', list = 'llen'})[kind], KEYS[1
 
 @pytest.fixture(scope="module")
 def files(helm_of) -> dict[str, str]:
-    configmap = helm_of("4").scenario("several-pools").named("ConfigMap", "-valkey")
+    configmap = helm_of("4").scenario("webhooks").named("ConfigMap", "-valkey")
     data: dict[str, str] = configmap["data"]
     return data
 
@@ -91,7 +95,7 @@ def wait_for_server(url: str, server: subprocess.Popen[bytes], log: Path) -> Non
 
 def test_the_rules_are_the_protocols(users: Path) -> None:
     rules = {line.split()[1]: line.split(" ", 4)[4] for line in users.read_text().splitlines()[3:]}
-    for role in (Role.WORKER, Role.GATEWAY):
+    for role in (Role.WORKER, Role.GATEWAY, Role.TASKS):
         assert rules[role.value] == acl_rules(role, "chat", "small")
 
 
@@ -138,10 +142,63 @@ def test_a_scaler_can_do_nothing_else(url_of) -> None:
                 attempt()
 
 
+def test_tasks_start_as_the_chart_starts_them_and_wake_a_pool(
+    helm_of, url_of, tmp_path: Path
+) -> None:
+    [pod] = [p for p in helm_of("4").scenario("webhooks").pods if p.component == "tasks"]
+    secrets, port = tmp_path / "secrets.json", free_port()
+    secrets.write_text(json.dumps({"default": "whsec_" + base64.b64encode(b"s" * 32).decode()}))
+    mounted = "--webhook-secrets-file=/etc/inferq/webhooks/secrets.json"
+    here = {
+        mounted: f"--webhook-secrets-file={secrets}",
+        "--health-port=8081": f"--health-port={port}",
+        "--workers=4": "--workers=1",
+    }
+    assert set(here) <= set(pod.main["args"])
+    arguments = [here.get(argument, argument) for argument in pod.main["args"]]
+    command = [sys.executable, "-P", "-m", "inferq", *arguments, "--promote-interval-s=0.5"]
+    environment = {"PATH": "/usr/bin:/bin", "INFERQ_REDIS_URL": url_of("tasks")}
+    ready, live = (
+        f"http://127.0.0.1:{port}{pod.main[probe]['httpGet']['path']}"
+        for probe in ("readinessProbe", "livenessProbe")
+    )
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, env=environment, stderr=log, stdout=log) as process,
+    ):
+        try:
+            wait_for(lambda: status_of(ready) == 200, process, tmp_path / "log")
+            assert status_of(live) == 200
+            with Client(url_of("gateway"), queue="small") as client:
+                client.submit([1, 2, 3], delay_s=0.2)
+            with redis.Redis.from_url(url_of("keda")) as scaler:
+                lane = QueueKeys("small").jobs(Lane.NORMAL)
+                wait_for(lambda: scaler.xlen(lane) == 1, process, tmp_path / "log")
+        finally:
+            process.terminate()
+        assert process.wait(60) == 0, (tmp_path / "log").read_text()
+    assert "NOPERM" not in (tmp_path / "log").read_text()
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+def status_of(address: str) -> int:
+    try:
+        return httpx.get(address, timeout=5).status_code
+    except httpx.ConnectError:
+        return 0
+
+
 def test_no_user_reaches_another_queue(url_of) -> None:
     with redis.Redis.from_url(url_of("gateway")) as client:
         client.zadd(GatewayKeys("team").slots, {"a": 1})
-    for role in ("worker", "gateway"):
+    for role in ("worker", "gateway", "tasks"):
         with redis.Redis.from_url(url_of(role)) as client:
             with pytest.raises(redis.exceptions.NoPermissionError):
                 client.hgetall(QueueKeys("other").load)

@@ -21,6 +21,7 @@ RELEASES: dict[str, dict[str, Any]] = {
             "autoscaling": {"enabled": True},
             "apiKeys": {"existingSecret": "keys"},
         },
+        "tasks": {"enabled": True, "webhooks": {"existingSecret": "webhooks"}},
         "worker": {
             "modelCache": {"type": "persistentVolumeClaim"},
             "huggingFace": {"tokenSecret": {"name": "token"}},
@@ -36,6 +37,7 @@ RELEASES: dict[str, dict[str, Any]] = {
             "autoscaling": {"type": "keda", "hpa": {"metrics": [{"type": "Resource"}]}},
         },
         "gateway": {"enabled": True},
+        "tasks": {"enabled": True},
         "valkey": {"enabled": False},
         "redis": {
             "mode": "sentinel",
@@ -76,6 +78,7 @@ OTHERS: dict[str, Any] = {
     "topologySpreadConstraints": [{"topologyKey": "other"}],
     "parentRefs": [{"name": "other"}],
     "tls": [{"secretName": "other"}],
+    "webhookPorts": [8443],
     "gatewayFrom": [{"podSelector": {}}],
     "extraEgress": [{"ports": []}],
     "extraEnv": [{"name": "OTHER", "value": "x"}],
@@ -84,6 +87,8 @@ OTHERS: dict[str, Any] = {
     "hostnames": ["other"],
     "worker.settings": {"max_model_len": 2048},
     "gateway.settings": {"max_prompts": 7},
+    "tasks.settings": {"workers": 7},
+    "countDelayed": True,
     "modelCache.type": "persistentVolumeClaim",
     "redis.mode": "cluster",
     "strategy.type": "Recreate",

@@ -65,8 +65,9 @@ def test_an_image_holds_the_wheel_runs_as_a_user_and_trusts_no_folder(target: st
     for label in ("title", "description", "licenses", "version", "revision"):
         assert f"org.opencontainers.image.{label}=" in stage
     assert f'CMD ["{target}"]' in stage
-    assert f"inferq[{target}] @" in stages()[f"{target}-packages"]
-    assert target in PYPROJECT["project"]["optional-dependencies"]
+    [extras] = re.findall(r'"inferq\[([\w,]+)\] @', stages()[f"{target}-packages"])
+    assert extras.split(",") == {"gateway": ["gateway", "tasks"], "worker": ["worker"]}[target]
+    assert set(extras.split(",")) <= set(PYPROJECT["project"]["optional-dependencies"])
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,19 @@ triggers `redis-streams` without a group (XLEN) and `redis` (the length by the k
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import math
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis.asyncio
 
+from inferq.embedded import EmbeddedServer
 from inferq.protocol.keys import Lane, QueueKeys
 
 #: Metadata that the triggers know; KEDA's schema would let a misspelt one pass.
@@ -96,9 +100,8 @@ def q(redis_client: redis.asyncio.Redis, queue: str) -> Any:
     return _driven_queue()(redis_client, queue)
 
 
-@pytest.fixture
-def scaler(helm4: Any, q: Any, queue: str) -> Autoscaler:
-    """An autoscaler of four jobs to a worker, from 0 to 5 workers."""
+def scaled_object_of(helm4: Any, queue: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """The rendered object of four jobs to a worker, from 0 to 5 workers."""
     pool = {
         "model": "some/model",
         "autoscaling": {
@@ -108,9 +111,16 @@ def scaler(helm4: Any, q: Any, queue: str) -> Autoscaler:
             "keda": {"jobsPerReplica": 4, "cooldownPeriod": 300},
         },
     }
-    rendering = helm4.values({f"pools.{queue}": pool})
+    rendering = helm4.values({f"pools.{queue}": pool, **changes})
+    scaled_object: dict[str, Any]
     [scaled_object] = rendering.of_kind("ScaledObject")
-    return Autoscaler(scaled_object, q.redis)
+    return scaled_object
+
+
+@pytest.fixture
+def scaler(helm4: Any, q: Any, queue: str) -> Autoscaler:
+    """An autoscaler of that object."""
+    return Autoscaler(scaled_object_of(helm4, queue, {}), q.redis)
 
 
 def test_the_keys_are_the_protocols(rendering) -> None:
@@ -127,7 +137,9 @@ def test_the_keys_are_the_protocols(rendering) -> None:
         triggers = {t["name"]: t["metadata"] for t in scaled_object["spec"]["triggers"]}
         for lane in Lane:
             assert triggers.pop(lane.value)["stream"] == keys.jobs(lane)
-        assert [t["listName"] for t in triggers.values()] == [keys.delayed]
+        has_tasks = any(pod.component == "tasks" for pod in rendering.pods)
+        delayed = [] if has_tasks else [keys.delayed]
+        assert [t["listName"] for t in triggers.values()] == delayed
 
 
 def test_triggers_have_only_metadata_that_they_know_as_text(rendering) -> None:
@@ -277,6 +289,41 @@ async def test_delayed_jobs_hold_one_worker_which_lets_them_in(scaler, q) -> Non
         await q.pass_delay(job_id)
     await q.claim("a", max_jobs=1)
     assert await scaler.poll(3600) == 5
+
+
+async def test_with_tasks_delayed_jobs_bring_a_worker_when_they_are_due(
+    helm4: Any, q: Any, queue: str, server: EmbeddedServer
+) -> None:
+    scaler = Autoscaler(scaled_object_of(helm4, queue, {"tasks.enabled": True}), q.redis)
+    job_id = await q.enqueue(delay_ms=3_600_000)
+    assert await scaler.poll(0) == 0
+    await q.pass_delay(job_id)
+    command = [sys.executable, "-m", "inferq", "tasks", "--burst", f"--queues={queue}"]
+    environment = {**os.environ, "INFERQ_REDIS_URL": server.url}
+    burst = await asyncio.create_subprocess_exec(*command, env=environment)
+    assert await asyncio.wait_for(burst.wait(), 120) == 0
+    assert await scaler.poll(15) == 1
+
+
+@pytest.mark.parametrize(
+    ("count_delayed", "tasks", "counted"),
+    [
+        ("auto", False, True),
+        ("auto", True, False),
+        (True, True, True),
+        (False, False, False),
+    ],
+)
+def test_delayed_jobs_are_counted_where_only_workers_let_them_in(
+    helm4: Any, count_delayed: Any, tasks: bool, counted: bool
+) -> None:
+    changes = {
+        "worker.autoscaling.keda.countDelayed": count_delayed,
+        "tasks.enabled": tasks,
+    }
+    spec = scaled_object_of(helm4, "chat", changes)["spec"]
+    assert ("delayed" in spec["advanced"]["scalingModifiers"]["formula"]) == counted
+    assert ("delayed" in [trigger["name"] for trigger in spec["triggers"]]) == counted
 
 
 async def test_an_outage_of_the_server_keeps_a_worker_and_passes(scaler, q, monkeypatch) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 
-def notes(helm: Any, chart: Any, scenario: str) -> str:
+def notes(helm: Any, chart: Any, scenario: str, *changes: str) -> str:
     values = chart / "ci" / f"{scenario}-values.yaml"
-    done = helm.run("install", "release", chart, "--dry-run=client", "--values", values)
+    more = [part for change in changes for part in ("--set", change)]
+    done = helm.run("install", "release", chart, "--dry-run=client", "--values", values, *more)
     assert done.returncode == 0, done.stderr
     text: str = done.stdout.split("NOTES:\n", 1)[1]
     return text
@@ -28,6 +29,14 @@ def test_it_warns_of_what_is_open_or_may_be_lost(helm4, chart) -> None:
     every = notes(helm4, chart, "every-option")
     assert "Whoever reaches" not in every
     assert "jobs and results go with Valkey's pod" in every
+
+
+def test_it_says_what_webhooks_need(helm4, chart) -> None:
+    assert "needs the secret that it names, of inferq-webhooks." in notes(helm4, chart, "webhooks")
+    assert "deliver no webhook" in notes(
+        helm4, chart, "webhooks", "tasks.webhooks.existingSecret=", "gateway.acceptWebhooks=false"
+    )
+    assert "webhook" not in notes(helm4, chart, "minimal")
 
 
 def test_without_a_gateway_it_points_to_the_sdk(helm4, chart) -> None:

@@ -6,12 +6,16 @@ import ast
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from inferq.producer.gateway import command as gateway_command
 from inferq.producer.gateway import health as gateway_health
+from inferq.producer.tasks import command as tasks_command
+from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.servers import ServerUrl
+from inferq.runtime.settings import load_settings as load_process_settings
 from inferq.worker import command as worker_command
 from inferq.worker import service as worker_service
 from inferq.worker.engine_client import STOP_TIMEOUT_S
@@ -100,6 +104,66 @@ def test_gateways_start_with_settings_that_the_model_accepts(rendering, as_proce
         assert set(environment) <= {"INFERQ_REDIS_URL", *FOR_URLS, *GIVEN}
 
 
+def tasks_settings(container: Mapping[str, Any]) -> TasksSettings:
+    program, *arguments = container["args"]
+    assert program == "tasks"
+    given = vars(tasks_command.build_parser().parse_args(arguments))
+    assert given.pop("burst") is False
+    return load_process_settings(TasksSettings, given)
+
+
+def test_tasks_start_with_settings_that_the_model_accepts(rendering, as_process) -> None:
+    queues = {
+        argument.removeprefix("--queue=")
+        for pod in rendering.workers()
+        for argument in pod.main["args"]
+        if argument.startswith("--queue=")
+    }
+    partitions = {p.owner["metadata"]["labels"]["inferq-partition"] for p in rendering.workers()}
+    for pod in (pod for pod in rendering.pods if pod.component == "tasks"):
+        environment = as_process(pod.main)
+        settings = tasks_settings(pod.main)
+        assert set(settings.queues) == queues
+        assert settings.partitions == len(partitions)
+        assert settings.health_port == pod.main["ports"][0]["containerPort"]
+        assert settings.health_host is None
+        assert pod.spec["terminationGracePeriodSeconds"] > settings.shutdown_timeout_s + 5
+        assert set(environment) <= {"INFERQ_REDIS_URL", *FOR_URLS, *GIVEN}
+        assert urlsplit(environment["INFERQ_REDIS_URL"]).username == "tasks"
+
+
+def test_tasks_find_what_signs_in_a_file_that_is_mounted(helm4, as_process) -> None:
+    [pod] = [pod for pod in helm4.scenario("webhooks").pods if pod.component == "tasks"]
+    as_process(pod.main)
+    settings = tasks_settings(pod.main)
+    [mount] = [m for m in pod.main["volumeMounts"] if m["name"] == "webhooks"]
+    assert str(settings.webhook_secrets_file) == f"{mount['mountPath']}/secrets.json"
+    # a subPath would never see a secret that is replaced
+    assert mount == {"name": "webhooks", "mountPath": "/etc/inferq/webhooks", "readOnly": True}
+    assert settings.webhook_retry_delays_s == (5, 60.5, 3600)
+    assert settings.webhook_allowed_networks == ("10.1.0.0/16", "fd00:1::/64")
+    assert (settings.workers, settings.webhook_host_rate) == (4, 50)
+    assert settings.webhook_secrets is None
+    assert pod.owner["spec"]["replicas"] == 2
+
+
+def test_gateways_take_webhooks_where_tasks_deliver_them(rendering, as_process) -> None:
+    has_tasks = any(pod.component == "tasks" for pod in rendering.pods)
+    for pod in (pod for pod in rendering.pods if pod.component == "gateway"):
+        as_process(pod.main)
+        given = vars(gateway_command.build_parser().parse_args(pod.main["args"][1:]))
+        assert gateway_command.read_settings(given).accept_webhooks == has_tasks
+
+
+def test_tasks_and_gateways_run_one_image(helm4) -> None:
+    images = {
+        pod.component: pod.main["image"]
+        for pod in helm4.scenario("webhooks").pods
+        if pod.component != "valkey"
+    }
+    assert images["tasks"] == images["gateway"] == images["test"] != images["worker"]
+
+
 def test_a_flag_arrives_as_what_was_written(helm4, as_process) -> None:
     [pod] = helm4.scenario("tensor-parallel").workers()
     as_process(pod.main)
@@ -151,6 +215,7 @@ def test_probes_ask_paths_that_the_processes_serve(rendering) -> None:
     served = {
         "worker": set(WorkerProbes.__new__(WorkerProbes).checks),
         "gateway": {route.path for route in gateway_health.router.routes},
+        "tasks": {"/livez", "/readyz"},  # test_bundled_server.py asks a process for them
     }
     for pod in rendering.pods:
         if pod.component not in served:

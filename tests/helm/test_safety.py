@@ -65,14 +65,38 @@ def test_network_policies_let_out_only_to_names_the_server_and_downloads(helm4) 
     assert ports == [[53, 53], [6380], [443]]
 
 
+def test_tasks_may_go_to_the_ports_of_webhooks_and_nobody_may_come_to_them(helm4) -> None:
+    rendering = helm4.scenario("webhooks")
+    policy = rendering.named("NetworkPolicy", "-tasks")
+    assert policy["spec"]["ingress"] == []
+    ports = [[port["port"] for port in rule["ports"]] for rule in policy["spec"]["egress"]]
+    assert ports == [[53, 53], [6379], [443, 8443]]
+    assert "to" not in policy["spec"]["egress"][2]
+    policy = rendering.named("NetworkPolicy", "-gateway")
+    ports = [[port["port"] for port in rule["ports"]] for rule in policy["spec"]["egress"]]
+    assert ports == [[53, 53], [6379]]
+
+
+def test_only_tasks_see_what_signs_webhooks(helm4) -> None:
+    for pod in helm4.scenario("webhooks").pods:
+        volumes = pod.spec.get("volumes", ())
+        secrets = {volume.get("secret", {}).get("secretName") for volume in volumes}
+        assert ("inferq-webhooks" in secrets) == (pod.component == "tasks")
+
+
 def test_whoever_needs_the_bundled_server_may_reach_it(helm4) -> None:
+    assert peers_of_the_server(helm4.scenario("webhooks")) == {"worker", "gateway", "tasks", "test"}
     rendering = helm4.scenario("every-option")
     [rule] = rendering.named("NetworkPolicy", "-valkey")["spec"]["ingress"]
-    components = {
+    assert peers_of_the_server(rendering) == {"worker", "gateway", "test"}
+    namespaces = [peer["namespaceSelector"] for peer in rule["from"] if "namespaceSelector" in peer]
+    assert namespaces == [{"matchLabels": {"kubernetes.io/metadata.name": "scaling"}}]
+
+
+def peers_of_the_server(rendering) -> set[str]:
+    [rule] = rendering.named("NetworkPolicy", "-valkey")["spec"]["ingress"]
+    return {
         peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
         for peer in rule["from"]
         if "podSelector" in peer
     }
-    assert components == {"worker", "gateway", "test"}
-    namespaces = [peer["namespaceSelector"] for peer in rule["from"] if "namespaceSelector" in peer]
-    assert namespaces == [{"matchLabels": {"kubernetes.io/metadata.name": "scaling"}}]

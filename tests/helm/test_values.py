@@ -120,6 +120,11 @@ def test_a_misspelt_name_is_refused_at_every_level(schema, defaults) -> None:
         (("worker", "settings"), {"max_model_len": 0}),
         (("worker", "settings"), {"redis_url": "redis://elsewhere"}),
         (("gateway", "settings"), {"host": "127.0.0.1"}),
+        (("gateway", "settings"), {"accept_webhooks": True}),
+        (("tasks", "settings"), {"webhook_secrets": "default=whsec_c2VjcmV0"}),
+        (("tasks", "settings"), {"webhook_host_rate": 0}),
+        (("worker", "autoscaling", "keda", "countDelayed"), "never"),
+        (("networkPolicy", "webhookPorts"), [0]),
         (("worker", "resources"), {"limits": {"memory": "16 GB"}}),
         (("worker", "queue"), "no spaces"),
         (("redis", "addresses"), ["redis://user:secret@host"]),
@@ -184,6 +189,19 @@ KEDA = {"pools.chat.autoscaling": {"type": "keda", "minReplicas": 0}}
         (
             {**POOL, "gateway.enabled": False, "gateway.autoscaling.enabled": True},
             "must be off too",
+        ),
+        (
+            {**POOL, "gateway.enabled": False, "gateway.acceptWebhooks": True},
+            "must be off too",
+        ),
+        ({**POOL, "gateway.acceptWebhooks": True}, "gateway.acceptWebhooks needs tasks.enabled"),
+        (
+            {**POOL, "gateway.acceptWebhooks": True, "tasks.enabled": True},
+            "gateway.acceptWebhooks needs tasks.webhooks.existingSecret",
+        ),
+        (
+            {**POOL, "tasks.webhooks.existingSecret": "webhooks"},
+            "tasks.webhooks.existingSecret needs tasks.enabled",
         ),
         ({**POOL, "gateway.autoscaling.enabled": True}, "gateway.resources.requests.cpu: set it"),
         (

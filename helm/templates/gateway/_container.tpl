@@ -8,6 +8,7 @@
     "partitions" $.Values.partitions
     "models" (include "inferq.models" $ | fromJson)
     "accept_without_workers" .acceptWithoutWorkers
+    "accept_webhooks" .acceptWebhooks
     "shutdown_delay_s" .shutdownDelaySeconds
     "shutdown_timeout_s" .shutdownTimeoutSeconds }}
 {{- if .apiKeys.existingSecret }}

@@ -26,6 +26,15 @@
 {{- printf "resetkeys %s %s resetchannels -@all" $lanes $delayed }} +auth +hello +ping +select +client|setinfo +client|setname +xlen +eval +type +zcard +llen
 {{- end -}}
 
+{{/* Users of the bundled server that have passwords, as a JSON list. */}}
+{{- define "inferq.valkeyUsers" -}}
+{{- $users := list "worker" "gateway" "keda" "admin" }}
+{{- if .Values.tasks.enabled }}
+{{- $users = append $users "tasks" }}
+{{- end }}
+{{- toJson $users }}
+{{- end -}}
+
 {{/* The files of the server. */}}
 {{- define "inferq.valkeyConfig" -}}
 valkey.conf: |
@@ -52,6 +61,9 @@ start.sh: |
   user admin on >$ADMIN_PASSWORD ~* &* +@all
   user worker on >$WORKER_PASSWORD {{ include "inferq.aclRules" (dict "root" . "role" "worker") }}
   user gateway on >$GATEWAY_PASSWORD {{ include "inferq.aclRules" (dict "root" . "role" "gateway") }}
+  {{- if .Values.tasks.enabled }}
+  user tasks on >$TASKS_PASSWORD {{ include "inferq.aclRules" (dict "root" . "role" "tasks") }}
+  {{- end }}
   user keda on >$KEDA_PASSWORD {{ include "inferq.kedaRules" . }}
   USERS
   exec valkey-server /etc/valkey/valkey.conf
