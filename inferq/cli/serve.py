@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -110,7 +111,7 @@ class Serving:
         while not self._signals.count:
             for part in parts:
                 if (code := part.exit_code) is not None:
-                    _complain(f"the {part.name} ended with exit code {code}; its lines say why")
+                    _complain(f"the {part.name} {how_it_ended(code)}")
                     return code if code in _TELLING and not self._is_ready else exit_codes.FAILED
             if self._server is not None and not self._server.is_running:
                 _complain("the Valkey server ended")
@@ -203,6 +204,15 @@ def _say(text: str) -> None:
     # a terminal that is gone must not keep us from taking the parts down
     with contextlib.suppress(OSError):
         print(text, flush=True)
+
+
+def how_it_ended(code: int) -> str:
+    """Say what an exit code means; a process that a signal killed says nothing itself."""
+    if code >= 0:
+        return f"ended with exit code {code}; its lines say why"
+    names = {each.value: each.name for each in signal.Signals}
+    hint = ", as Linux does when memory runs out" if -code == signal.SIGKILL else ""
+    return f"was killed by {names.get(-code, f'signal {-code}')}{hint}"
 
 
 def _complain(text: str) -> None:

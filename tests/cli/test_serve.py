@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from inferq.cli.serve import how_it_ended
+
 Serve = subprocess.Popen[str]
 Start = Callable[..., Serve]
 Leftovers = Any  # of conftest
@@ -121,8 +123,21 @@ def test_the_end_of_a_part_takes_the_others_down(start: Start, leftovers: Leftov
     os.kill(gateway, signal.SIGKILL)
     _, errors = serve.communicate(timeout=40)
     assert serve.returncode == 1
-    assert "the gateway ended with exit code -9" in errors
+    assert "the gateway was killed by SIGKILL, as Linux does when memory runs out" in errors
     leftovers.check_there_are_none()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (2, "ended with exit code 2; its lines say why"),
+        (-9, "was killed by SIGKILL, as Linux does when memory runs out"),
+        (-11, "was killed by SIGSEGV"),
+        (-60, "was killed by signal 60"),
+    ],
+)
+def test_an_end_is_told_by_its_signal(code: int, said: str) -> None:
+    assert how_it_ended(code) == said
 
 
 @pytest.mark.model
