@@ -26,7 +26,7 @@ DONE: Final = b"data: [DONE]\n\n"
 PIECE_BYTES: Final = 2**16
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 
-_PLACE: Final = re.compile(r"(\d{1,12})(?:-([1-9]\d{0,5}))?", re.ASCII)
+_PLACE: Final = re.compile(r"(0|[1-9]\d{0,11})(?:-([1-9]\d{0,5}))?", re.ASCII)
 _FIELD: Final = "Last-Event-ID"
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 
 from inferq.producer import AsyncClient
 from inferq.producer.gateway.access import Access
-from inferq.producer.gateway.chunks import job_id_of
+from inferq.producer.gateway.chunks import job_id_of, response_id
 from inferq.producer.gateway.errors import BadRequest
 from inferq.producer.gateway.event_writer import Place, parse_places
 from inferq.producer.gateway.gateway import Gateway
@@ -65,7 +65,8 @@ async def _find(gateway: Gateway, access: Access, stream_id: str) -> Submitted:
     """Return the jobs of a response that this key began; raise `JobNotFound` for any other."""
     if len(stream_id) > _MAX_ID_BYTES:
         raise BadRequest("The id is too long.", param="id")
-    named = [job_id_of(part.strip()) for part in stream_id.split(",")]
+    given = [part.strip() for part in stream_id.split(",")]
+    named = [job_id_of(part) for part in given]
     if len(named) > MAX_LISTED_JOBS or len(set(named)) < len(named):
         raise BadRequest(f"The id must name at most {MAX_LISTED_JOBS} jobs, each once.", param="id")
     for job_id in named:
@@ -73,7 +74,7 @@ async def _find(gateway: Gateway, access: Access, stream_id: str) -> Submitted:
     queue, first = await _find_first(gateway, access, named[0])
     client = gateway.clients[queue]
     ids = named
-    if len(named) == 1 and stream_id.strip() != named[0]:
+    if len(given) == 1 and given != named:
         ids = [*named, *first.jobs]
         if len(ids) < first.prompts and first.position == 0:
             raise BadRequest(
@@ -84,6 +85,9 @@ async def _find(gateway: Gateway, access: Access, stream_id: str) -> Submitted:
     notes = [first, *others]
     if any(note.kind is not first.kind for note in notes):
         raise BadRequest("The id names jobs of several kinds.", param="id")
+    for part, job_id in zip(given, named, strict=True):
+        if part not in (job_id, response_id(first.kind, job_id)):
+            raise JobNotFound(part)
     return Submitted(client, queue, tuple(ids), tuple(notes), (None,) * len(ids))
 
 

@@ -154,6 +154,9 @@ def test_what_is_no_stream_or_somebody_elses_is_not_found(
         assert http.request(method, "/v1/streams/nonsense").status_code == 400
     answer = http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 3})
     job = answer.headers["x-inferq-job-id"]
+    assert http.get(f"/v1/streams/cmpl-{job}").status_code == 200
+    for other in (f"chatcmpl-{job}", f"cmpl-chatcmpl-{job}"):
+        assert http.get(f"/v1/streams/{other}").status_code == 404, "of another kind"
     keys = QueueKeys(queue)
     with redis.Redis.from_url(valkey_url) as server:
         note = json.loads(server.hget(keys.job(job), "note") or b"")
