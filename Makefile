@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MINUTES ?= 2
+TEST_PROCESSES ?= 2
 EXAMPLES ?= 20000
 PROMPT ?= What is the capital of France?
 PACKAGES := inferq protocol producer worker kernels
@@ -28,8 +29,9 @@ export PROMPT_TEXT := $(value PROMPT)
 demo: setup ## Start embedded Valkey and a worker, and stream one answer through the queue
 	@$(BIN)/inferq demo --prompt="$$PROMPT_TEXT"
 
-test: setup ## Run the tests, except slow ones
-	@$(BIN)/python -m pytest -m 'not slow'
+# Files stay whole: their servers and models are started once.
+test: setup ## Run the tests, except slow ones, in TEST_PROCESSES processes
+	@$(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadscope
 
 test-slow: setup ## Run the slow tests
 	@$(BIN)/python -m pytest -m slow
