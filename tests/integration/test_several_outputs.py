@@ -228,8 +228,8 @@ def test_scores_alone_have_an_entry_for_each_prompt_token(client, generate) -> N
 
 def test_prompt_logprobs_that_no_event_could_hold_are_refused(client) -> None:
     with pytest.raises(JobFailed) as caught:
-        client.submit(PROMPT, SamplingParams(prompt_logprobs=-1)).result(timeout_s=60)
-    assert (caught.value.info.field, caught.value.info.limit) == ("prompt_logprobs", "5")
+        client.submit([1] * 11, SamplingParams(prompt_logprobs=-1)).result(timeout_s=60)
+    assert (caught.value.info.field, caught.value.info.limit) == ("prompt_logprobs", "10")
     few = client.submit([1, 2, 3], SamplingParams(prompt_logprobs=-1, max_tokens=1))
     scores = few.result(timeout_s=60).prompt_logprobs
     assert [0 if s is None else len(s.top) for s in scores] == [0, 49_152, 49_152]

@@ -40,9 +40,7 @@ def test_for_people_it_is_one_block_of_lines(
     make_model: Make,
     logging_as: Callable[[str], None],
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("INFERQ_NATIVE_KERNELS", "off")
     folder = make_model(tie_word_embeddings=False)
     logging_as("pretty")
     load(folder, num_swap_blocks=10)
@@ -52,13 +50,16 @@ def test_for_people_it_is_one_block_of_lines(
     ]
     block = dict(line[2:].split(maxsplit=1) for line in lines[first + 1 : first + 8])
     assert lines[first + 1].startswith("  weights     ")
-    assert block["weights"] == f"{WEIGHT_BYTES / 1024:.1f} KiB"
+    number, unit = block["weights"].split()
+    # packed for the products of this machine, rows may be filled up
+    assert WEIGHT_BYTES / 1024 - 0.1 < float(number) < 1.05 * WEIGHT_BYTES / 1024
+    assert unit == "KiB"
     assert block["computed"] == "in float32 on cpu"
     assert block["KV"] == "pool     20 blocks of 16 tokens (240.0 KiB) in float32"
     assert block["swap"] == "space  10 blocks of 16 tokens (120.0 KiB) of host memory"
     assert block["room"] == "for    2.5 requests of max_model_len 128"
-    assert block["attention"].startswith("torch (SDPA")
-    assert block["products"] == "OneDnnWeight"
+    assert block["attention"].startswith(("torch (SDPA", "native (C++"))
+    assert block["products"].endswith("Weight")
 
 
 def test_as_json_it_is_one_line_of_fields(
