@@ -170,11 +170,11 @@ def test_the_rights_of_its_role_are_enough_and_no_more_than_its_keys(
         wait_until(lambda: admin.zcard(TaskKeys(queue).dead) == 1)
         wait_until(lambda: sum(line["event"] == "swept" for line in running.lines) > 1)
         # RQ's own cleaning up, and failing
-        admin.rpush(f"{TaskKeys.RQ_PREFIX}:queue:{queue}", "bad")
         admin.hset(
             f"{TaskKeys.RQ_PREFIX}:job:bad",
             mapping={"data": '["os.system", null, ["true"], {}]', "origin": queue},
         )
+        admin.rpush(f"{TaskKeys.RQ_PREFIX}:queue:{queue}", "bad")
         wait_until(lambda: any(line["event"] == "task refused" for line in running.lines))
         assert running.end() == 0
         denied = {e["object"] for e in admin.acl_log() if e["username"] == "tasks"}
