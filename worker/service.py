@@ -285,7 +285,7 @@ class WorkerSession:
             async with asyncio.timeout(HAND_OVER_S):
                 await self._dispatcher.hand_back(unstarted)
         except (ServerLost, QueueFull, TimeoutError) as error:
-            logger.warning("unstarted jobs not handed back yet", error=str(error))
+            logger.warning("unstarted jobs not handed back yet", error=_reason(error))
         await self._finish_jobs(max(0.0, deadline - time.monotonic()), hurry)
         return await self._hand_over(are_published=True)
 
@@ -297,7 +297,7 @@ class WorkerSession:
                 await self._scripts.unregister(self._settings.worker_name)
         except (ServerLost, QueueFull, TimeoutError) as error:
             # The leases run out by themselves; others take over then.
-            logger.warning("hand-over incomplete", left=len(self._jobs), error=str(error))
+            logger.warning("hand-over incomplete", left=len(self._jobs), error=_reason(error))
             return False
         return True
 
@@ -309,7 +309,7 @@ class WorkerSession:
                 left = await self._scripts.reconcile(worker, (), crashed=True)
                 await self._scripts.unregister(worker)
         except (ServerLost, QueueFull, TimeoutError) as error:
-            logger.warning("jobs not left yet, their leases run out", error=str(error))
+            logger.warning("jobs not left yet, their leases run out", error=_reason(error))
         else:
             logger.warning("jobs left to other workers", jobs=left)
 
@@ -396,3 +396,7 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
         for task in pending:
             task.cancel()
         await asyncio.wait(pending, timeout=0.5)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__  # a time-out has no words of its own
