@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import Any, Final
 
 import msgpack
 import redis.asyncio
-from redis.exceptions import NoScriptError
 
 from inferq.protocol.connection import decodes_responses, translate_errors
 from inferq.protocol.digest import content_digest
@@ -36,6 +34,7 @@ from inferq.protocol.replies import (
     Registered,
     Swept,
 )
+from inferq.protocol.script_call import call_script, digest_of
 from inferq.protocol.webhooks import Webhook
 from inferq.protocol.wire import number, text, unpack
 
@@ -66,7 +65,7 @@ def _script(name: str) -> tuple[str, str]:
     """Return an operation's text, the prelude before it, and its SHA-1, the name it goes by."""
     folder = files("inferq.protocol.lua")
     text = "\n".join(folder.joinpath(f"{part}.lua").read_text() for part in ("prelude", name))
-    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return text, digest_of(text)
 
 
 class QueueScripts:
@@ -91,13 +90,8 @@ class QueueScripts:
         )
 
     async def _call(self, name: str, *args: str | bytes | int, keys: Sequence[str] = ()) -> Any:
-        text, sha = _script(name)
-        all_keys = (*self._fixed_keys, *keys)
         with translate_errors(self._redis):
-            try:
-                return await self._redis.evalsha(sha, len(all_keys), *all_keys, *args)
-            except NoScriptError:
-                return await self._redis.eval(text, len(all_keys), *all_keys, *args)
+            return await call_script(self._redis, _script(name), (*self._fixed_keys, *keys), args)
 
     async def _read(self, command: Awaitable[Any]) -> Any:
         with translate_errors(self._redis):

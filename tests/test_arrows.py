@@ -23,6 +23,7 @@ SETTINGS = {"pydantic", "pydantic_core", "pydantic_settings", "structlog"}
 ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "inferq.protocol": ({"msgpack"}, set()),
     "inferq.protocol.connection": ({"redis"}, {"inferq.protocol"}),
+    "inferq.protocol.script_call": ({"redis"}, {"inferq.protocol"}),
     "inferq.protocol.scripts": ({"msgpack", "redis"}, {"inferq.protocol"}),
     "inferq.protocol.servers": ({"redis"}, {"inferq.protocol"}),
     "inferq.protocol.upkeep": (set(), {"inferq.protocol"}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +12,13 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import structlog
-from redis.asyncio import Redis
-from redis.exceptions import NoScriptError
 
 from inferq.producer.async_client import AsyncClient
 from inferq.producer.gateway.access import Access, KeyLimits
 from inferq.producer.gateway.errors import RATE_LIMIT, BadRequest, HttpError, retry_after
 from inferq.protocol.errors import InferqError
 from inferq.protocol.keys import GatewayKeys
+from inferq.protocol.script_call import call_script, digest_of
 
 logger = structlog.get_logger("inferq.gateway")
 
@@ -205,15 +203,9 @@ class Limiter:
             logger.warning("slots not released, their leases run out", error=str(error))
 
     async def _call(self, name: str, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
-        text, sha = _script(name)
-
-        async def evaluate(redis: Redis) -> Any:
-            try:
-                return await redis.evalsha(sha, len(keys), *keys, *arguments)
-            except NoScriptError:
-                return await redis.eval(text, len(keys), *keys, *arguments)
-
-        return await self._client.run(evaluate, slot_key=keys[0])
+        return await self._client.run(
+            lambda redis: call_script(redis, _script(name), keys, arguments), slot_key=keys[0]
+        )
 
 
 def format_wait(milliseconds: int) -> str:
@@ -247,7 +239,7 @@ def _rate_limited(answer: _Answer, limits: KeyLimits, headers: Mapping[str, str]
 def _script(name: str) -> tuple[str, str]:
     """Return an operation's text, and the SHA-1 by which servers know it."""
     text = files("inferq.producer.gateway.lua").joinpath(f"{name}.lua").read_text()
-    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return text, digest_of(text)
 
 
 def _ms(seconds: float) -> int:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final, Self
 
-from redis.asyncio import Redis
-from redis.exceptions import NoScriptError
-
 from inferq.producer.server import RedisServer
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import TaskKeys
+from inferq.protocol.script_call import call_script, digest_of
 from inferq.protocol.wire import number, text
 
 #: How long, in ms, a delivery that was made is remembered, so that it is not made again.
@@ -110,7 +107,7 @@ class LoggedAttempt:
 @cache
 def _script(name: str) -> tuple[str, str]:
     body = files("inferq.producer.tasks.lua").joinpath(f"{name}.lua").read_text()
-    return body, hashlib.sha1(body.encode(), usedforsecurity=False).hexdigest()
+    return body, digest_of(body)
 
 
 class DeliveryStore:
@@ -232,12 +229,6 @@ class DeliveryStore:
         return bool(made)
 
     async def _call(self, name: str, keys: Sequence[str], *arguments: str | bytes | float) -> Any:
-        body, sha = _script(name)
-
-        async def evaluate(redis: Redis) -> Any:
-            try:
-                return await redis.evalsha(sha, len(keys), *keys, *arguments)
-            except NoScriptError:
-                return await redis.eval(body, len(keys), *keys, *arguments)
-
-        return await self._server.call(lambda: evaluate(self._server.commands))
+        return await self._server.call(
+            lambda: call_script(self._server.commands, _script(name), keys, arguments)
+        )

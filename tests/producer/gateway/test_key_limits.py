@@ -131,9 +131,8 @@ def test_one_stream_after_another_never_meets_its_own_slot(
     ask: Callable[..., openai.OpenAI],
 ) -> None:
     client = ask(max_concurrency=1)
-    for _ in range(10):
-        for _chunk in complete(client, stream=True).parse():
-            pass
+    chunks = [list(complete(client, stream=True).parse()) for _ in range(10)]
+    assert all(stream[-1].choices[0].finish_reason for stream in chunks)
 
 
 def test_jobs_wait_for_a_worker_where_the_settings_say_so(
