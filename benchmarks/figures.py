@@ -37,7 +37,8 @@ def describe(
     if len(times) == 1:
         [emitted] = times
         figures["ttft_ms"] = ttft[0]
-        if len(emitted) > 1:
+        # Tokens that a reader got all at once, from a worker that ran ahead of it, have no rate.
+        if emitted[-1] > emitted[0]:
             figures["decode_tps"] = (len(emitted) - 1) / (emitted[-1] - emitted[0])
     figures |= {
         "ttft_p50_ms": percentile(ttft, 0.5),
