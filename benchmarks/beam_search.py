@@ -21,13 +21,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.beam import BeamSearch
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine, TokenOutput
-from inferq.worker.engine.plan import BeamCandidates
-from inferq.worker.engine.sequence import EngineRequest
-from inferq.worker.model.host_threads import share_cores
-from inferq.worker.model.model_store import import_model
+from inferq.worker.engine.requests.beam import BeamSearch
+from inferq.worker.engine.requests.sequence import EngineRequest
+from inferq.worker.engine.scheduling.plan import BeamCandidates
+from inferq.worker.model.loading.model_store import import_model
+from inferq.worker.model.running.host_threads import share_cores
 
 SEED = 20261129
 VOCAB_SIZE = 49_000

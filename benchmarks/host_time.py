@@ -25,12 +25,12 @@ import torch
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.host_copy import HostCopy
-from inferq.worker.engine.plan import SequenceResult, StepPlan
-from inferq.worker.engine.sampler import Sampling
-from inferq.worker.engine.sequence import EngineRequest
-from inferq.worker.model.step_inputs import StepInputBuilder, StepSamples
-from inferq.worker.model.step_results import step_results
+from inferq.worker.engine.requests.sequence import EngineRequest
+from inferq.worker.engine.sampling.host_copy import HostCopy
+from inferq.worker.engine.sampling.sampler import Sampling
+from inferq.worker.engine.scheduling.plan import SequenceResult, StepPlan
+from inferq.worker.model.running.step_inputs import StepInputBuilder, StepSamples
+from inferq.worker.model.running.step_results import step_results
 
 VOCAB_SIZE = 49_152
 MAX_MODEL_LEN = 4096

@@ -8,7 +8,7 @@ from workloads import Request
 
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.engine.requests.sequence import EngineRequest
 
 
 class OfflinePath:

@@ -43,7 +43,7 @@ from inferq.protocol.keys import QueueKeys
 from inferq.protocol.messages import Event, FinishReason, Terminal
 from inferq.protocol.replies import PublishItem
 from inferq.runtime.logs import configure_logging
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 #: A core that is busy for this share of the time is saturated.
 SATURATED = 0.9

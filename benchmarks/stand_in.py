@@ -27,9 +27,9 @@ from tokenizers import Tokenizer, decoders, models
 from inferq.protocol.messages import FinishReason
 from inferq.worker import engine_process
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.engine.requests.sequence import EngineRequest
+from inferq.worker.engine.requests.token_output import TokenOutput
 from inferq.worker.engine.stats import EngineStats
-from inferq.worker.engine.token_output import TokenOutput
 from inferq.worker.frames import unpack
 
 VOCAB_SIZE = 32_000

@@ -18,19 +18,21 @@ PERIOD_S: Final = 0.001
 
 #: Kinds of work by the file of the innermost frame that says it; the first match counts.
 KINDS: Final = (
-    ("matrix products", r"kernels/(matmul\w*|awq|triton_awq)\.py|worker/model/linear\.py"),
+    (
+        "matrix products",
+        r"kernels/(matmul\w*|awq|triton_awq)\.py|worker/model/architecture/linear\.py",
+    ),
     ("attention", r"kernels/(\w*attention\w*|triton_(decode|prefill|kv_write|pages))\.py"),
     ("norms, rotary, activations", r"kernels/(triton_)?(norm|rotary|activation)\.py"),
     (
         "sampling",
         r"kernels/(triton_)?(sampling|gumbel)\.py"
-        r"|worker/engine/(sampler|ranking|logits_\w+|logprobs|token_counts|token_parameters"
-        r"|bad_words|form_masks|structured_output)\.py",
+        r"|worker/engine/(sampling/\w+|requests/token_parameters)\.py",
     ),
-    ("input preparation", r"worker/model/(step_inputs|asked|block_moves|kv_cache)\.py"),
-    ("rest of the model", r"worker/model/\w+\.py"),
-    ("scheduling", r"worker/engine/\w+\.py"),
-    ("I/O", r"worker/\w+\.py|producer/\w+\.py|protocol/\w+\.py|benchmarks/\w+\.py"),
+    ("input preparation", r"worker/model/running/(step_inputs|asked|block_moves|kv_cache)\.py"),
+    ("rest of the model", r"worker/model/(\w+/)?\w+\.py"),
+    ("scheduling", r"worker/engine/(\w+/)?\w+\.py"),
+    ("I/O", r"worker/(queue/)?\w+\.py|producer/\w+\.py|protocol/\w+\.py|benchmarks/\w+\.py"),
 )
 _PATTERNS: Final = tuple((kind, re.compile(rf"(^|/)({pattern})$")) for kind, pattern in KINDS)
 OTHER: Final = "other"

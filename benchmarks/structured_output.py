@@ -18,15 +18,15 @@ from typing import Any
 
 from inferq.protocol.messages import FinishReason
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine import form_masks
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.logits_editor import PendingEdits
-from inferq.worker.engine.sequence import EngineRequest
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.requests.sequence import EngineRequest
+from inferq.worker.engine.sampling import form_masks
+from inferq.worker.engine.sampling.logits_editor import PendingEdits
+from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.factory import load_engine
-from inferq.worker.model.host_threads import share_cores
-from inferq.worker.model.model_store import import_model
+from inferq.worker.model.loading.model_store import import_model
+from inferq.worker.model.running.host_threads import share_cores
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

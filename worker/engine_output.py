@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 
 from inferq.protocol.errors import ErrorInfo
 from inferq.protocol.messages import FinishReason, TokenLogprob
-from inferq.worker.engine.token_output import TokenOutput
+from inferq.worker.engine.requests.token_output import TokenOutput
 
 T = TypeVar("T")
 

@@ -21,10 +21,10 @@ from inferq.protocol.params import SamplingParams
 from inferq.runtime.logs import configure_logging
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine, TokenOutput
-from inferq.worker.engine.sequence import EngineRequest, ResumedOutput
+from inferq.worker.engine.requests.sequence import EngineRequest, ResumedOutput
 from inferq.worker.engine_output import EngineOutput
 from inferq.worker.frames import encode_output, pack, unpack
-from inferq.worker.model.host_threads import share_cores
+from inferq.worker.model.running.host_threads import share_cores
 
 #: Exit status when the parent went away, when the model could not be loaded, and when another rank
 #: of a divided model is gone.

@@ -10,8 +10,8 @@ from inferq.protocol.output_log import (
     TOKEN_ID_BYTES,
     TOKEN_TEXT_BYTES,
 )
-from inferq.worker.engine.request import PreparedRequest
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.requests.request import PreparedRequest
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 
 def check_event_size(prepared: PreparedRequest, tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -10,9 +10,9 @@ import torch
 
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.prompt_limit import PromptLimit
-from inferq.worker.model.loader import WeightLoader, load_weights
-from inferq.worker.model.runner import load_runner
+from inferq.worker.engine.scheduling.prompt_limit import PromptLimit
+from inferq.worker.model.loading.loader import WeightLoader, load_weights
+from inferq.worker.model.running.runner import load_runner
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from inferq.protocol.messages import FinishReason, Job, TokenLogprob
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.output import OutputText
-from inferq.worker.engine.request import PreparedRequest
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.requests.request import PreparedRequest
+from inferq.worker.engine.text.output import OutputText
+from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.engine_output import EngineOutput
 
 

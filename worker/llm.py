@@ -27,15 +27,15 @@ from inferq.protocol.output_log import JobLog, OutputLog
 from inferq.protocol.param_checks import check_integer
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.request import prepare_request
-from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.engine.requests.request import prepare_request
+from inferq.worker.engine.requests.sequence import EngineRequest
 from inferq.worker.engine.stats import EngineStats
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.engine_output import EngineOutput
 from inferq.worker.generation import Generation, num_streams
-from inferq.worker.model.host_threads import share_cores
-from inferq.worker.model.hub import find_model_folder
-from inferq.worker.model.model_store import resolve_model
+from inferq.worker.model.loading.hub import find_model_folder
+from inferq.worker.model.loading.model_store import resolve_model
+from inferq.worker.model.running.host_threads import share_cores
 from inferq.worker.outputs import (
     CompletionOutput,
     RequestOutput,

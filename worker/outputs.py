@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from inferq.protocol.errors import ErrorInfo
 from inferq.protocol.messages import TokenLogprob
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Final
 
 from inferq.protocol.errors import InvalidRequestError, ModelError
-from inferq.worker.model.config import ModelConfig
-from inferq.worker.model.model_store import resolve_model
+from inferq.worker.model.architecture.config import ModelConfig
+from inferq.worker.model.loading.model_store import resolve_model
 
 MIB: Final = 2**20
 GIB: Final = 2**30

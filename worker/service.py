@@ -23,10 +23,10 @@ from inferq.protocol.servers import ServerUrl
 from inferq.runtime.health import HealthServer
 from inferq.version import __version__
 from inferq.worker.dispatch import Dispatcher
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.engine_client import EngineClient, EngineInfo
-from inferq.worker.model.hub import find_model_folder
-from inferq.worker.model.model_store import resolve_model
+from inferq.worker.model.loading.hub import find_model_folder
+from inferq.worker.model.loading.model_store import resolve_model
 from inferq.worker.probes import WorkerProbes
 from inferq.worker.queue.claimer import Claimer, ClaimLimits
 from inferq.worker.queue.lease import LeaseKeeper

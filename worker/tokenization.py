@@ -7,9 +7,9 @@ from datetime import datetime
 from inferq.protocol.messages import FinishReason
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.prompts import Prompt
-from inferq.worker.engine.request import encode_prompt
-from inferq.worker.engine.token_parameters import check_in_vocabulary
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.requests.request import encode_prompt
+from inferq.worker.engine.requests.token_parameters import check_in_vocabulary
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 
 def tokenized_log(

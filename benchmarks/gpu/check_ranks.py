@@ -15,7 +15,7 @@ from torch.distributed import HashStore
 
 from gpu.records import Quantity, Record, Target
 from gpu.section import Case, Settings, each
-from inferq.worker.model.parallel_group import RankGroup, VocabularyPart
+from inferq.worker.model.ranks.parallel_group import RankGroup, VocabularyPart
 
 _SIZES = {"rows": 257, "columns": 96}
 

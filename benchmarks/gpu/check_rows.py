@@ -135,8 +135,8 @@ _COMPARISONS: dict[str, Comparison] = {
 
 def _block_moves(settings: Settings) -> Record:
     """Swap blocks out, copy others over them, swap them back: all must be what they were."""
-    from inferq.worker.engine.plan import BlockCopy, StepPlan
-    from inferq.worker.model.block_moves import BlockMover
+    from inferq.worker.engine.scheduling.plan import BlockCopy, StepPlan
+    from inferq.worker.model.running.block_moves import BlockMover
 
     count, before, blocks = _blocks(settings)
     host_blocks = torch.zeros_like(blocks[:count], device="cpu")

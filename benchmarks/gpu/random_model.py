@@ -19,9 +19,9 @@ from gpu.section import Settings
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.engine.requests.sequence import EngineRequest
 from inferq.worker.factory import load_engine
-from inferq.worker.model.loader import WeightGroup, WeightLoader
+from inferq.worker.model.loading.loader import WeightGroup, WeightLoader
 
 #: Of every weight that is no norm's.
 _DEVIATION: Final = 0.02

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gpu.records import Quantity, Record
 from gpu.section import Case, Settings, each
-from inferq.worker.engine.plan import BlockCopy, StepPlan
-from inferq.worker.model.block_moves import BlockMover
+from inferq.worker.engine.scheduling.plan import BlockCopy, StepPlan
+from inferq.worker.model.running.block_moves import BlockMover
 
 _ROUNDS = 5
 

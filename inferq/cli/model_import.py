@@ -10,7 +10,7 @@ from inferq.cli.extras import load_extra
 
 def import_with_progress(source: str, target: Path | None = None) -> Path:
     """Import a packaged model or a .gguf file, with progress on standard error."""
-    store = load_extra("inferq.worker.model.model_store", extra="gguf")
+    store = load_extra("inferq.worker.model.loading.model_store", extra="gguf")
     return Path(store.import_model(source, target, progress=True))
 
 

@@ -167,7 +167,7 @@ def _import_packaged(model: str) -> None:
     # a folder or a hub id is the worker's business; the importer takes long to load
     if "/" in model or Path(model).exists():
         return
-    store = load_extra("inferq.worker.model.model_store", extra="gguf")
+    store = load_extra("inferq.worker.model.loading.model_store", extra="gguf")
     if model in store.PACKAGED_MODELS:
         store.import_model(model, progress=True)
 

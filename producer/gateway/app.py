@@ -13,7 +13,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from inferq.producer.gateway import (
+from inferq.producer.gateway.errors import SHOULD_RETRY, BadRequest, HttpError, error_response
+from inferq.producer.gateway.gateway import Gateway
+from inferq.producer.gateway.middleware import KeyCheck, RequestContext
+from inferq.producer.gateway.requests.body import field_path
+from inferq.producer.gateway.routes import (
     chat,
     completions,
     health,
@@ -24,10 +28,6 @@ from inferq.producer.gateway import (
     streams,
     tokenization,
 )
-from inferq.producer.gateway.body import field_path
-from inferq.producer.gateway.errors import SHOULD_RETRY, BadRequest, HttpError, error_response
-from inferq.producer.gateway.gateway import Gateway
-from inferq.producer.gateway.middleware import KeyCheck, RequestContext
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.protocol.errors import InferqError
 from inferq.version import __version__

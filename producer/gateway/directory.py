@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from inferq.producer.async_client import AsyncClient
-from inferq.producer.gateway.access import ANYONE, Access
+from inferq.producer.gateway.admission.access import ANYONE, Access
 from inferq.producer.gateway.drain_rate import DrainRate
 from inferq.producer.gateway.errors import DEFAULT_RETRY_S, BadRequest, ModelNotServed, NoWorker
 from inferq.producer.gateway.settings import GatewaySettings

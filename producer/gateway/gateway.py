@@ -11,12 +11,12 @@ from typing import Final, Protocol
 import structlog
 
 from inferq.producer.async_client import AsyncClient
-from inferq.producer.gateway.body import BodyMemory
+from inferq.producer.gateway.admission.keys import KeyRing
+from inferq.producer.gateway.admission.limits import Limiter
 from inferq.producer.gateway.directory import Directory
 from inferq.producer.gateway.errors import HttpError, to_http_error
 from inferq.producer.gateway.in_flight import InFlight
-from inferq.producer.gateway.keys import KeyRing
-from inferq.producer.gateway.limits import Limiter
+from inferq.producer.gateway.requests.body import BodyMemory
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.producer.server import end_tasks
 from inferq.protocol.errors import QueueFull

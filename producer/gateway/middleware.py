@@ -11,8 +11,8 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from inferq.producer.gateway.admission.keys import KeyRing
 from inferq.producer.gateway.errors import HttpError, error_response, to_http_error
-from inferq.producer.gateway.keys import KeyRing
 
 access_logger = structlog.get_logger("inferq.gateway.access")
 

@@ -23,9 +23,9 @@ def spinner(filename: str):
 
 def test_a_profile_books_time_on_the_kind_of_work_that_the_stack_shows() -> None:
     with StepProfile() as profile:
-        spinner("/x/worker/model/linear.py")(0.15)
+        spinner("/x/worker/model/architecture/linear.py")(0.15)
         spinner("/x/kernels/cpu_attention.py")(0.10)
-        spinner("/x/worker/engine/sampler.py")(0.05)
+        spinner("/x/worker/engine/sampling/sampler.py")(0.05)
         spinner("/x/somewhere/else.py")(0.02)
     shares = profile.shares
     assert sum(shares.values()) == pytest.approx(1)

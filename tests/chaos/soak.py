@@ -30,7 +30,7 @@ from inferq.embedded import EmbeddedServer
 from inferq.producer import AsyncClient, QueueAdmin
 from inferq.protocol.errors import InferqError, JobNotFound, QueueFull, ServerLost
 from inferq.protocol.keys import Lane
-from inferq.worker.model.model_store import import_model
+from inferq.worker.model.loading.model_store import import_model
 
 #: Jobs of one producer that have not ended.
 OUTSTANDING = 40

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from inferq.producer.gateway.access import KeyLimits
-from inferq.producer.gateway.keys import KeyRing
+from inferq.producer.gateway.admission.access import KeyLimits
+from inferq.producer.gateway.admission.keys import KeyRing
 from inferq.protocol.keys import Lane
 
 Run = Callable[..., tuple[int, str, str]]

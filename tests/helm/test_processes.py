@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from inferq.producer.gateway import command as gateway_command
-from inferq.producer.gateway import health as gateway_health
+from inferq.producer.gateway.routes import health as gateway_health
 from inferq.producer.tasks import command as tasks_command
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.servers import ServerUrl

@@ -27,12 +27,12 @@ from inferq.kernels.matmul_int4 import dequantize_int4
 from inferq.protocol.errors import ModelError
 from inferq.protocol.prompts import ChatMessage
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.model import quantized_weight
-from inferq.worker.model.kv_cache import KVCacheShape
-from inferq.worker.model.loader import load_weights
-from inferq.worker.model.model_loading import load_model, read_model_config
-from inferq.worker.model.model_store import cache_root
-from inferq.worker.model.transformer import Decoder
+from inferq.worker.model.architecture import quantized_weight
+from inferq.worker.model.architecture.transformer import Decoder
+from inferq.worker.model.loading.loader import load_weights
+from inferq.worker.model.loading.model_loading import load_model, read_model_config
+from inferq.worker.model.loading.model_store import cache_root
+from inferq.worker.model.running.kv_cache import KVCacheShape
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 calibrated = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from inferq.kernels.sampling import probability_mass, sample_tokens
-from inferq.worker.engine.sampler import Sampler, SamplingBatch
+from inferq.worker.engine.sampling.sampler import Sampler, SamplingBatch
 
 ROWS = 48
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from inferq.producer import AsyncClient
-from inferq.producer.gateway.access import Access, KeyLimits
+from inferq.producer.gateway.admission.access import Access, KeyLimits
+from inferq.producer.gateway.admission.limits import Limiter
 from inferq.producer.gateway.errors import HttpError
-from inferq.producer.gateway.limits import Limiter
 
 
 async def test_gateways_of_queues_on_different_nodes_count_together(

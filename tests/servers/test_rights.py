@@ -12,8 +12,8 @@ import redis
 
 from inferq.embedded import EmbeddedServer
 from inferq.producer import AsyncClient, QueueAdmin
-from inferq.producer.gateway.access import Access, KeyLimits
-from inferq.producer.gateway.limits import Limiter
+from inferq.producer.gateway.admission.access import Access, KeyLimits
+from inferq.producer.gateway.admission.limits import Limiter
 from inferq.protocol.acl import Role, acl_rules
 from inferq.protocol.errors import ServerLost
 from inferq.protocol.params import SamplingParams

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from inferq.protocol.messages import FinishReason
-from inferq.worker.engine.token_output import TokenOutput
+from inferq.worker.engine.requests.token_output import TokenOutput
 from inferq.worker.engine_process import (
     EXIT_NOT_LOADED,
     EXIT_ORPHANED,

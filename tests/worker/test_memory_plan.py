@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from inferq.protocol.errors import InvalidRequestError, ModelError
-from inferq.worker.model.config import ModelConfig
-from inferq.worker.model.kv_cache import KVCacheShape
+from inferq.worker.model.architecture.config import ModelConfig
+from inferq.worker.model.running.kv_cache import KVCacheShape
 from inferq.worker.plan import GIB, MIB, Demand, make_plan, memory_of
 
 QWEN3_8B = {

@@ -9,7 +9,7 @@ import torch
 
 from inferq.protocol.errors import InvalidRequestError
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.prompt_limit import PromptLimit
+from inferq.worker.engine.scheduling.prompt_limit import PromptLimit
 from inferq.worker.factory import prompt_limit
 
 

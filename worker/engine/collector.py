@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from inferq.worker.engine.beam import BeamHypothesis, BeamSearch
-from inferq.worker.engine.ends import end_of
-from inferq.worker.engine.group import SequenceGroup
-from inferq.worker.engine.plan import (
+from inferq.worker.engine.blocks.residency import Residency
+from inferq.worker.engine.requests.beam import BeamHypothesis, BeamSearch
+from inferq.worker.engine.requests.ends import end_of
+from inferq.worker.engine.requests.group import SequenceGroup
+from inferq.worker.engine.requests.sequence import Sequence
+from inferq.worker.engine.requests.token_output import TokenOutput
+from inferq.worker.engine.scheduling.plan import (
     UNKNOWN_TOKEN,
     BeamCandidates,
     SampledToken,
     SequenceResult,
     StepPlan,
 )
-from inferq.worker.engine.residency import Residency
-from inferq.worker.engine.sequence import Sequence
-from inferq.worker.engine.token_output import TokenOutput
 
 
 class Collector:

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from inferq.protocol.errors import ErrorInfo, InvalidRequestError
 from inferq.protocol.messages import FinishReason
-from inferq.worker.engine.block_pool import BlockPool
+from inferq.worker.engine.blocks.block_pool import BlockPool
+from inferq.worker.engine.blocks.host_pool import HostPool
 from inferq.worker.engine.collector import Collector
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.ends import end_of
 from inferq.worker.engine.flight import (
     Flight,
     Landed,
@@ -22,23 +22,23 @@ from inferq.worker.engine.flight import (
     decides_on_host,
     forget_samples,
 )
-from inferq.worker.engine.group import SequenceGroup
-from inferq.worker.engine.host_pool import HostPool
-from inferq.worker.engine.plan import (
+from inferq.worker.engine.requests.ends import end_of
+from inferq.worker.engine.requests.group import SequenceGroup
+from inferq.worker.engine.requests.request_checks import check_request
+from inferq.worker.engine.requests.sequence import EngineRequest, Sequence
+from inferq.worker.engine.requests.token_output import TokenOutput
+from inferq.worker.engine.runner_errors import FailedRequestsError
+from inferq.worker.engine.scheduling.plan import (
     ModelRunner,
     RunnerSpeeds,
     SequenceResult,
     StepHandle,
     StepPlan,
 )
-from inferq.worker.engine.preemption import PreemptionHook
-from inferq.worker.engine.prompt_limit import PromptLimit
-from inferq.worker.engine.request_checks import check_request
-from inferq.worker.engine.runner_errors import FailedRequestsError
-from inferq.worker.engine.scheduler import Scheduler
-from inferq.worker.engine.sequence import EngineRequest, Sequence
+from inferq.worker.engine.scheduling.preemption import PreemptionHook
+from inferq.worker.engine.scheduling.prompt_limit import PromptLimit
+from inferq.worker.engine.scheduling.scheduler import Scheduler
 from inferq.worker.engine.stats import EngineStats
-from inferq.worker.engine.token_output import TokenOutput
 
 __all__ = ["Engine", "TokenOutput"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from inferq.worker.engine.ends import is_full
-from inferq.worker.engine.plan import UNKNOWN_TOKEN, SequenceResult, StepHandle, StepPlan
-from inferq.worker.engine.scheduler import Scheduler
+from inferq.worker.engine.requests.ends import is_full
+from inferq.worker.engine.scheduling.plan import UNKNOWN_TOKEN, SequenceResult, StepHandle, StepPlan
+from inferq.worker.engine.scheduling.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)

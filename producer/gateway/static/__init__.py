@@ -1,1 +1,1 @@
-"""The page's files, served as they are by `inferq.producer.gateway.page`; plain web standards."""
+"""The page's files, served as they are by `gateway.routes.page`; plain web standards."""

@@ -16,7 +16,7 @@ from inferq.protocol.keys import QueueKeys
 from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.scripts import QueueScripts
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.engine_client import EngineClient, EngineInfo
 from inferq.worker.engine_output import EngineOutput
 from inferq.worker.generation import num_streams

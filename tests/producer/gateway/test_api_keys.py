@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from inferq.producer.gateway import keys as keys_module
-from inferq.producer.gateway.access import ANYONE, Access, KeyLimits
+from inferq.producer.gateway.admission import keys as keys_module
+from inferq.producer.gateway.admission.access import ANYONE, Access, KeyLimits
+from inferq.producer.gateway.admission.keys import KeyRing
 from inferq.producer.gateway.app import create_app
 from inferq.producer.gateway.errors import HttpError
-from inferq.producer.gateway.keys import KeyRing
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import Lane

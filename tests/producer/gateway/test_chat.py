@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from inferq import StructuredOutputs
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.model
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from inferq import InvalidRequestError, SamplingParams, StructuredOutputs
-from inferq.producer.gateway.chat import ask_chat
-from inferq.producer.gateway.completions import ask_completion
-from inferq.producer.gateway.schemas import ChatBody, CompletionBody
+from inferq.producer.gateway.requests.schemas import ChatBody, CompletionBody
+from inferq.producer.gateway.routes.chat import ask_chat
+from inferq.producer.gateway.routes.completions import ask_completion
 from inferq.producer.gateway.settings import GatewaySettings
 
 MESSAGES = [{"role": "user", "content": "Hello"}]

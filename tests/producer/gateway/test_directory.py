@@ -15,7 +15,7 @@ import redis.asyncio
 from inferq.embedded import EmbeddedServer
 from inferq.producer import AsyncClient
 from inferq.producer.gateway import directory as directory_module
-from inferq.producer.gateway.access import Access
+from inferq.producer.gateway.admission.access import Access
 from inferq.producer.gateway.app import create_app
 from inferq.producer.gateway.directory import Directory
 from inferq.producer.gateway.drain_rate import DrainRate

@@ -13,12 +13,12 @@ import pytest
 
 import inferq.producer
 import inferq.protocol
-from inferq.producer.gateway.chat import ask_chat
-from inferq.producer.gateway.completions import ask_completion
 from inferq.producer.gateway.errors import to_http_error
-from inferq.producer.gateway.schemas import ChatBody, CompletionBody, TokenizeBody
+from inferq.producer.gateway.requests.schemas import ChatBody, CompletionBody, TokenizeBody
+from inferq.producer.gateway.requests.submission import TOKENS_FIELD
+from inferq.producer.gateway.routes.chat import ask_chat
+from inferq.producer.gateway.routes.completions import ask_completion
 from inferq.producer.gateway.settings import GatewaySettings
-from inferq.producer.gateway.submission import TOKENS_FIELD
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.params import SamplingParams
 

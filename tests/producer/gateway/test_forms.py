@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferq.producer.gateway.forms import requested_form
+from inferq.producer.gateway.requests.forms import requested_form
 from inferq.protocol.errors import InvalidRequestError
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}

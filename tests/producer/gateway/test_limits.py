@@ -10,10 +10,10 @@ import redis.asyncio
 
 from inferq.embedded import EmbeddedServer
 from inferq.producer import AsyncClient
-from inferq.producer.gateway import limits as limits_module
-from inferq.producer.gateway.access import ANYONE, Access, KeyLimits
+from inferq.producer.gateway.admission import limits as limits_module
+from inferq.producer.gateway.admission.access import ANYONE, Access, KeyLimits
+from inferq.producer.gateway.admission.limits import Limiter, format_wait
 from inferq.producer.gateway.errors import HttpError
-from inferq.producer.gateway.limits import Limiter, format_wait
 from inferq.protocol.errors import ServerLost
 from inferq.protocol.keys import GatewayKeys
 

@@ -21,9 +21,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from inferq.producer.gateway.answer_shapes import ANSWERS
+from inferq.producer.gateway.answers.answer_shapes import ANSWERS
 from inferq.producer.gateway.app import create_app
-from inferq.producer.gateway.openapi import schema_of
+from inferq.producer.gateway.routes.openapi import schema_of
 from inferq.producer.gateway.settings import GatewaySettings
 
 pytestmark = [

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferq import FinishReason, InvalidRequestError, StreamEvent, TokenLogprob, Usage
-from inferq.producer.gateway import event_writer
-from inferq.producer.gateway.answer import JobAnswer, response_body
-from inferq.producer.gateway.choices import JobChoices
-from inferq.producer.gateway.chunks import ChunkEncoder
-from inferq.producer.gateway.event_writer import EventWriter, parse_places
-from inferq.producer.gateway.note import Kind, Note
+from inferq.producer.gateway.answers import event_writer
+from inferq.producer.gateway.answers.answer import JobAnswer, response_body
+from inferq.producer.gateway.answers.choices import JobChoices
+from inferq.producer.gateway.answers.chunks import ChunkEncoder
+from inferq.producer.gateway.answers.event_writer import EventWriter, parse_places
+from inferq.producer.gateway.answers.note import Kind, Note
 
 JOB = f"{1_795_000_000_000:012x}{7:020x}-0"
 OTHER = f"{1_795_000_000_000:012x}{8:020x}-0"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inferq import AsyncClient, FinishReason, JobCancelled, ResultTimeout, StreamEvent
-from inferq.producer.gateway.following import MOST_AT_ONCE, follow, merge
+from inferq.producer.gateway.answers.following import MOST_AT_ONCE, follow, merge
 
 
 async def events_of(client: AsyncClient, job_id: str, **options: Any) -> list[StreamEvent]:

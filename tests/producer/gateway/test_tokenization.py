@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.model
 

@@ -14,11 +14,11 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from inferq.producer.gateway.forms import requested_form
-from inferq.producer.gateway.tools import assemble, plan
+from inferq.producer.gateway.requests.forms import requested_form
+from inferq.producer.gateway.tools.offered_tools import assemble, plan
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.form_tokens import with_text_tokens
-from inferq.worker.engine.structured_output import check_structured_outputs, parser_limits
+from inferq.worker.engine.sampling.form_tokens import with_text_tokens
+from inferq.worker.engine.sampling.structured_output import check_structured_outputs, parser_limits
 
 WEATHER = {
     "type": "object",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferq.producer.gateway.tools import Part, ToolDelta, ToolPlan, assemble
+from inferq.producer.gateway.tools.offered_tools import Part, ToolDelta, ToolPlan, assemble
 
 HERMES = ToolPlan.from_note({"mode": "auto", "format": "hermes"})
 JSON = ToolPlan.from_note({"mode": "auto", "format": "json"})

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from inferq.producer.gateway.forms import requested_form
-from inferq.producer.gateway.tools import ToolPlan, plan
+from inferq.producer.gateway.requests.forms import requested_form
+from inferq.producer.gateway.tools.offered_tools import ToolPlan, plan
 from inferq.protocol.errors import InvalidRequestError
 
 

@@ -13,10 +13,16 @@ import pytest
 
 from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.beam import BeamSearch
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine, TokenOutput
-from inferq.worker.engine.plan import (
+from inferq.worker.engine.requests.beam import BeamSearch
+from inferq.worker.engine.requests.sequence import (
+    EngineRequest,
+    ResumedOutput,
+    Sequence,
+    SequenceStatus,
+)
+from inferq.worker.engine.scheduling.plan import (
     UNKNOWN_TOKEN,
     BeamCandidates,
     RunnerSpeeds,
@@ -25,9 +31,8 @@ from inferq.worker.engine.plan import (
     SequenceResult,
     StepPlan,
 )
-from inferq.worker.engine.preemption import ForcedPreemption
-from inferq.worker.engine.prompt_limit import PromptLimit
-from inferq.worker.engine.sequence import EngineRequest, ResumedOutput, Sequence, SequenceStatus
+from inferq.worker.engine.scheduling.preemption import ForcedPreemption
+from inferq.worker.engine.scheduling.prompt_limit import PromptLimit
 from inferq.worker.engine.stats import EngineStats
 
 VOCAB_SIZE = 61

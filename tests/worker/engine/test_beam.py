@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from inferq.protocol.messages import FinishReason
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.beam import BeamHypothesis, BeamSearch, Survivor
-from inferq.worker.engine.plan import BeamCandidates
+from inferq.worker.engine.requests.beam import BeamHypothesis, BeamSearch, Survivor
+from inferq.worker.engine.scheduling.plan import BeamCandidates
 
 EOS = 0
 #: Log-probabilities of all tokens after a text.

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from inferq.worker.engine.block_pool import BlockPool
-from inferq.worker.engine.prefix_chain import PrefixChain
+from inferq.worker.engine.blocks.block_pool import BlockPool
+from inferq.worker.engine.blocks.prefix_chain import PrefixChain
 
 SIZE = 4
 

@@ -8,9 +8,9 @@ from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.plan import SampledToken, SequenceResult
+from inferq.worker.engine.requests.sequence import EngineRequest
 from inferq.worker.engine.runner_errors import NonFiniteLogitsError
-from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.engine.scheduling.plan import SampledToken, SequenceResult
 
 NO_END = {"ignore_eos": True}
 

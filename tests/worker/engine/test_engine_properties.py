@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferq.protocol.messages import FinishReason
-from inferq.worker.engine.plan import RunnerSpeeds
-from inferq.worker.engine.sequence import ResumedOutput
+from inferq.worker.engine.requests.sequence import ResumedOutput
+from inferq.worker.engine.scheduling.plan import RunnerSpeeds
 
 _prompt = st.builds(
     lambda prefix, tail: [7] * prefix + tail,

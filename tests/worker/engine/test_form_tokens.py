@@ -10,10 +10,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.structured import StructuredOutputs
-from inferq.worker.engine.form_masks import FormMatchers
-from inferq.worker.engine.form_tokens import with_text_tokens
-from inferq.worker.engine.sequence import EngineRequest, Sequence
-from inferq.worker.engine.structured_output import FormCompiler
+from inferq.worker.engine.requests.sequence import EngineRequest, Sequence
+from inferq.worker.engine.sampling.form_masks import FormMatchers
+from inferq.worker.engine.sampling.form_tokens import with_text_tokens
+from inferq.worker.engine.sampling.structured_output import FormCompiler
 
 
 @pytest.fixture(scope="module")

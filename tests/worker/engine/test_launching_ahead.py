@@ -4,8 +4,8 @@ import pytest
 
 from inferq.protocol.errors import ErrorCode, ErrorInfo
 from inferq.protocol.messages import FinishReason
-from inferq.worker.engine.plan import UNKNOWN_TOKEN, SequenceResult
 from inferq.worker.engine.runner_errors import FailedRequestsError
+from inferq.worker.engine.scheduling.plan import UNKNOWN_TOKEN, SequenceResult
 
 NO_END = {"ignore_eos": True}
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from inferq.worker.engine.host_copy import HostCopy
-from inferq.worker.engine.packed_copy import PackedCopy, layout, pack, views
+from inferq.worker.engine.sampling.host_copy import HostCopy
+from inferq.worker.engine.sampling.packed_copy import PackedCopy, layout, pack, views
 
 ARRAYS = [
     np.arange(5, dtype=np.int64) - 2,

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from inferq.kernels.gumbel import gumbel_noise
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.logits_edits import LogitsEdits
-from inferq.worker.engine.ranking import most_likely, most_likely_by_key
-from inferq.worker.engine.sampler import Sampler, SamplingBatch, Unusable
+from inferq.worker.engine.sampling.logits_edits import LogitsEdits
+from inferq.worker.engine.sampling.ranking import most_likely, most_likely_by_key
+from inferq.worker.engine.sampling.sampler import Sampler, SamplingBatch, Unusable
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.bad_words import BadWords, word_tokens
-from inferq.worker.engine.edit_asks import asks_edits
-from inferq.worker.engine.logits_editor import LogitsEditor
-from inferq.worker.engine.logits_edits import LogitsEdits
-from inferq.worker.engine.logprobs import beam_candidates, token_logprobs
+from inferq.worker.engine.requests.sequence import EngineRequest, Sequence, SequenceStatus
+from inferq.worker.engine.requests.token_parameters import check_token_parameters
 from inferq.worker.engine.runner_errors import FailedRequestsError
-from inferq.worker.engine.sampler import Sampler, SamplingBatch, Unusable
-from inferq.worker.engine.sequence import EngineRequest, Sequence, SequenceStatus
-from inferq.worker.engine.token_counts import TokenCounts
-from inferq.worker.engine.token_parameters import check_token_parameters
+from inferq.worker.engine.sampling.bad_words import BadWords, word_tokens
+from inferq.worker.engine.sampling.edit_asks import asks_edits
+from inferq.worker.engine.sampling.logits_editor import LogitsEditor
+from inferq.worker.engine.sampling.logits_edits import LogitsEdits
+from inferq.worker.engine.sampling.logprobs import beam_candidates, token_logprobs
+from inferq.worker.engine.sampling.sampler import Sampler, SamplingBatch, Unusable
+from inferq.worker.engine.sampling.token_counts import TokenCounts
 
 SIZE = 50
 EOS = 2

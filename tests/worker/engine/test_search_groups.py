@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from inferq.protocol.messages import FinishReason
-from inferq.worker.engine.plan import BeamCandidates, RunnerSpeeds
+from inferq.worker.engine.scheduling.plan import BeamCandidates, RunnerSpeeds
 
 NO_END = {"ignore_eos": True}
 PROMPT = list(range(3, 12))

@@ -4,7 +4,7 @@ import pytest
 
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.messages import FinishReason
-from inferq.worker.engine.sequence import ResumedOutput
+from inferq.worker.engine.requests.sequence import ResumedOutput
 
 NO_END = {"ignore_eos": True}
 PROMPT = list(range(3, 12))  # two full blocks of four, and one token

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.structured import StructuredOutputs
-from inferq.worker.engine import structured_output
-from inferq.worker.engine.form_masks import FormMasks, FormMatchers
-from inferq.worker.engine.sequence import EngineRequest, Sequence, SequenceStatus
-from inferq.worker.engine.structured_output import FormCompiler, check_structured_outputs
+from inferq.worker.engine.requests.sequence import EngineRequest, Sequence, SequenceStatus
+from inferq.worker.engine.sampling import structured_output
+from inferq.worker.engine.sampling.form_masks import FormMasks, FormMatchers
+from inferq.worker.engine.sampling.structured_output import FormCompiler, check_structured_outputs
 
 WORDS = ("yes", "no", "maybe", "{}", '":')
 

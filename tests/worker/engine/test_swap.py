@@ -2,8 +2,8 @@
 
 import pytest
 
-from inferq.worker.engine.host_pool import HostPool
-from inferq.worker.engine.plan import RunnerSpeeds
+from inferq.worker.engine.blocks.host_pool import HostPool
+from inferq.worker.engine.scheduling.plan import RunnerSpeeds
 
 NO_END = {"ignore_eos": True}
 

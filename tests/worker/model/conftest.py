@@ -13,13 +13,18 @@ from torch import Tensor
 
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.plan import BlockCopy, ScheduledSequence, SequenceResult, StepPlan
-from inferq.worker.engine.sequence import EngineRequest, Sequence, SequenceStatus
-from inferq.worker.model.kv_cache import KVCacheShape
-from inferq.worker.model.loader import load_weights
-from inferq.worker.model.model_loading import load_model, read_model_config
-from inferq.worker.model.runner import DecoderRunner, load_runner
-from inferq.worker.model.step_inputs import StepInputBuilder
+from inferq.worker.engine.requests.sequence import EngineRequest, Sequence, SequenceStatus
+from inferq.worker.engine.scheduling.plan import (
+    BlockCopy,
+    ScheduledSequence,
+    SequenceResult,
+    StepPlan,
+)
+from inferq.worker.model.loading.loader import load_weights
+from inferq.worker.model.loading.model_loading import load_model, read_model_config
+from inferq.worker.model.running.kv_cache import KVCacheShape
+from inferq.worker.model.running.runner import DecoderRunner, load_runner
+from inferq.worker.model.running.step_inputs import StepInputBuilder
 
 TINY = {
     "vocab_size": 97,

@@ -12,12 +12,12 @@ import transformers
 
 from inferq.protocol.messages import FinishReason
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.beam import BeamHypothesis, BeamSearch
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.plan import BeamCandidates
-from inferq.worker.engine.ranking import most_likely
-from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.engine.requests.beam import BeamHypothesis, BeamSearch
+from inferq.worker.engine.requests.sequence import EngineRequest
+from inferq.worker.engine.sampling.ranking import most_likely
+from inferq.worker.engine.scheduling.plan import BeamCandidates
 from inferq.worker.factory import load_engine
 from inferq.worker.llm import LLM
 

@@ -12,11 +12,11 @@ import torch
 
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.plan import BlockCopy, StepPlan
-from inferq.worker.model import block_moves
-from inferq.worker.model.block_moves import BlockMover
-from inferq.worker.model.kv_cache import KVCacheShape, swap_pool_size
-from inferq.worker.model.runner import load_runner
+from inferq.worker.engine.scheduling.plan import BlockCopy, StepPlan
+from inferq.worker.model.running import block_moves
+from inferq.worker.model.running.block_moves import BlockMover
+from inferq.worker.model.running.kv_cache import KVCacheShape, swap_pool_size
+from inferq.worker.model.running.runner import load_runner
 
 SHAPE = KVCacheShape(layers=3, block_size=4, kv_heads=2, head_dim=8, dtype=torch.float32)
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -87,7 +87,7 @@ def test_neighbouring_blocks_move_together() -> None:
 def test_swap_space_follows_the_options_and_the_device(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], device: torch.device, expected: int
 ) -> None:
-    monkeypatch.setattr("inferq.worker.model.kv_cache.available_memory", lambda: 2**36)
+    monkeypatch.setattr("inferq.worker.model.running.kv_cache.available_memory", lambda: 2**36)
     assert swap_pool_size(EngineConfig(model="m", **options), SHAPE, device) == expected
 
 
@@ -98,7 +98,7 @@ def test_swap_space_follows_the_options_and_the_device(
 def test_more_swap_space_than_the_host_has_is_refused_with_the_numbers(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], field: str
 ) -> None:
-    monkeypatch.setattr("inferq.worker.model.kv_cache.available_memory", lambda: 2**30)
+    monkeypatch.setattr("inferq.worker.model.running.kv_cache.available_memory", lambda: 2**30)
     with pytest.raises(ModelError, match=rf"{field}: .* but 1\.0 GiB are free") as caught:
         swap_pool_size(EngineConfig(model="m", **options), SHAPE, CPU)
     assert caught.value.field == field

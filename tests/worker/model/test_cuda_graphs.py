@@ -15,11 +15,11 @@ from inferq.kernels.reference import ReferenceAttention
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.preemption import ForcedPreemption
-from inferq.worker.engine.sequence import EngineRequest
-from inferq.worker.model.cuda_graphs import Captured, UnrecordedGraphs, graph_sizes
-from inferq.worker.model.runner import DecoderRunner, load_runner
-from inferq.worker.model.transformer import Decoder
+from inferq.worker.engine.requests.sequence import EngineRequest
+from inferq.worker.engine.scheduling.preemption import ForcedPreemption
+from inferq.worker.model.architecture.transformer import Decoder
+from inferq.worker.model.running.cuda_graphs import Captured, UnrecordedGraphs, graph_sizes
+from inferq.worker.model.running.runner import DecoderRunner, load_runner
 
 Make = Callable[..., Any]
 

@@ -14,7 +14,7 @@ import torch
 
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.model.runner import load_runner
+from inferq.worker.model.running.runner import load_runner
 
 Make = Callable[..., Any]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from inferq.worker.model.config import ModelConfig
-from inferq.worker.model.families import FAMILIES
+from inferq.worker.model.architecture.config import ModelConfig
+from inferq.worker.model.architecture.families import FAMILIES
 
 Make = Callable[..., Any]
 

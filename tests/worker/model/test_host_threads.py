@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import os, sys
-from inferq.worker.model.host_threads import share_cores
+from inferq.worker.model.running.host_threads import share_cores
 share_cores()
 assert "torch" not in sys.modules, "too late: torch has read its environment"
 print(os.environ.get("GOMP_SPINCOUNT"))

@@ -17,7 +17,7 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
 from inferq.protocol.errors import ModelError
-from inferq.worker.model.hub import find_model_folder
+from inferq.worker.model.loading.hub import find_model_folder
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_refusals_say_what_to_do(
 FIND = """
 import sys
 from inferq.protocol.errors import ModelError
-from inferq.worker.model.hub import find_model_folder
+from inferq.worker.model.loading.hub import find_model_folder
 try:
     print(find_model_folder(sys.argv[1], *sys.argv[2:]))
 except ModelError as error:

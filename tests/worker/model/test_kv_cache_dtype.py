@@ -11,9 +11,9 @@ import torch
 from inferq.protocol.errors import InvalidRequestError, ModelError
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.engine.requests.sequence import EngineRequest
 from inferq.worker.factory import load_engine
-from inferq.worker.model.kv_cache import settle_kv_cache_dtype
+from inferq.worker.model.running.kv_cache import settle_kv_cache_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

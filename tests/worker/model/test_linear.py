@@ -12,7 +12,7 @@ import torch
 from inferq.kernels import matmul
 from inferq.protocol.errors import InvalidRequestError, ModelError
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.model.linear import Linear, LinearMethod, check_quantization
+from inferq.worker.model.architecture.linear import Linear, LinearMethod, check_quantization
 
 Make = Callable[..., Any]
 CPU = torch.device("cpu")

@@ -36,10 +36,10 @@ import sys
 from pathlib import Path
 import torch
 from inferq.kernels.attention import attention_ops
-from inferq.worker.model.config import ModelConfig
-from inferq.worker.model.linear import Linear, LinearMethod
-from inferq.worker.model.loader import load_weights
-from inferq.worker.model.transformer import Decoder
+from inferq.worker.model.architecture.config import ModelConfig
+from inferq.worker.model.architecture.linear import Linear, LinearMethod
+from inferq.worker.model.loading.loader import load_weights
+from inferq.worker.model.architecture.transformer import Decoder
 
 def memory(name):
     # Not ru_maxrss: a process inherits that of the one it was forked from.

@@ -19,11 +19,11 @@ from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.preemption import ForcedPreemption
-from inferq.worker.engine.sequence import EngineRequest, ResumedOutput, Sequence
-from inferq.worker.model.cuda_graphs import UnrecordedGraphs
-from inferq.worker.model.runner import DecoderRunner, load_runner
-from inferq.worker.model.transformer import Decoder
+from inferq.worker.engine.requests.sequence import EngineRequest, ResumedOutput, Sequence
+from inferq.worker.engine.scheduling.preemption import ForcedPreemption
+from inferq.worker.model.architecture.transformer import Decoder
+from inferq.worker.model.running.cuda_graphs import UnrecordedGraphs
+from inferq.worker.model.running.runner import DecoderRunner, load_runner
 
 Make = Callable[..., Any]
 
@@ -66,7 +66,7 @@ def merge(model: Path, adapter: Path, folder: Path) -> Path:
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel for the CPU if it is there, or the products that a GPU computes."""
     if request.param == "stacked":
-        monkeypatch.setattr("inferq.worker.model.lora.pack_lora", lambda *_: None)
+        monkeypatch.setattr("inferq.worker.model.architecture.lora.pack_lora", lambda *_: None)
 
 
 @pytest.mark.usefixtures("form")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from inferq.protocol.errors import InvalidRequestError, ModelError
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.model.runner import load_runner
+from inferq.worker.model.running.runner import load_runner
 
 Make = Callable[..., Any]
 Q_A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"

@@ -13,10 +13,10 @@ import torch
 
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.model import model_loading
-from inferq.worker.model.config import ModelConfig
-from inferq.worker.model.loader import load_weights
-from inferq.worker.model.vocabulary import tokenizer_vocab_size
+from inferq.worker.model.architecture.config import ModelConfig
+from inferq.worker.model.architecture.vocabulary import tokenizer_vocab_size
+from inferq.worker.model.loading import model_loading
+from inferq.worker.model.loading.loader import load_weights
 
 BASE = {
     "architectures": ["LlamaForCausalLM"],

@@ -20,15 +20,16 @@ from torch.distributed import HashStore
 from inferq.kernels.attention import AttentionBatch
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.model import kv_cache, loader, runner
-from inferq.worker.model.config import ModelConfig
-from inferq.worker.model.kv_cache import KVCacheShape, cpu_budget, swap_pool_size
-from inferq.worker.model.loader import load_weights
-from inferq.worker.model.model_loading import load_decoder
-from inferq.worker.model.parallel import Share, check_devices, check_division
-from inferq.worker.model.parallel_decoder import ParallelDecoder
-from inferq.worker.model.parallel_group import RankGroup
-from inferq.worker.model.transformer import Decoder
+from inferq.worker.model.architecture.config import ModelConfig
+from inferq.worker.model.architecture.transformer import Decoder
+from inferq.worker.model.loading import loader
+from inferq.worker.model.loading.loader import load_weights
+from inferq.worker.model.loading.model_loading import load_decoder
+from inferq.worker.model.ranks.parallel import Share, check_devices, check_division
+from inferq.worker.model.ranks.parallel_decoder import ParallelDecoder
+from inferq.worker.model.ranks.parallel_group import RankGroup
+from inferq.worker.model.running import kv_cache, runner
+from inferq.worker.model.running.kv_cache import KVCacheShape, cpu_budget, swap_pool_size
 
 Make = Callable[..., Any]
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from inferq.protocol.errors import ModelError
-from inferq.worker.model.fields import Fields
-from inferq.worker.model.quantization import QuantizedFormat, check_quantized_checkpoint
-from inferq.worker.model.quantized_weight import QuantizedWeight
+from inferq.worker.model.architecture.fields import Fields
+from inferq.worker.model.architecture.quantized_weight import QuantizedWeight
+from inferq.worker.model.loading.quantization import QuantizedFormat, check_quantized_checkpoint
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}

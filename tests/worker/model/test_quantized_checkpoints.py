@@ -19,9 +19,9 @@ from torch import Tensor
 from inferq.kernels.awq import AwqWeight, awq_dequantize
 from inferq.kernels.matmul_int4 import UnpackedInt4Weight
 from inferq.protocol.errors import ModelError
-from inferq.worker.model import quantized_weight
-from inferq.worker.model.quantization import QuantizedFormat
-from inferq.worker.model.quantized_weight import QuantizedWeight
+from inferq.worker.model.architecture import quantized_weight
+from inferq.worker.model.architecture.quantized_weight import QuantizedWeight
+from inferq.worker.model.loading.quantization import QuantizedFormat
 
 Make = Callable[..., Any]
 #: Groups of 128 divide both; heads of 32.

@@ -19,10 +19,10 @@ from inferq.protocol.errors import ModelError
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.sequence import EngineRequest
+from inferq.worker.engine.requests.sequence import EngineRequest
 from inferq.worker.factory import load_engine
-from inferq.worker.model import parallel_group, rank_processes
-from inferq.worker.model.rank_processes import RankLost
+from inferq.worker.model.ranks import parallel_group, rank_processes
+from inferq.worker.model.ranks.rank_processes import RankLost
 
 #: Processes that import torch take their time while others use the cores.
 pytestmark = pytest.mark.timeout(300)
@@ -203,7 +203,7 @@ FAILING = """
 import sys
 from multiprocessing.connection import Connection
 from inferq.protocol.errors import ModelError
-from inferq.worker.model import rank_process
+from inferq.worker.model.ranks import rank_process
 
 class Failing(rank_process.RankWorker):
     def _allocate(self, num_blocks, num_swap_blocks):

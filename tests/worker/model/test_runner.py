@@ -17,11 +17,11 @@ from inferq.protocol.errors import ModelError
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.sequence import EngineRequest, ResumedOutput
-from inferq.worker.model.hub import find_model_folder
-from inferq.worker.model.kv_cache import CPU_MEMORY_CAP, KVCacheShape
-from inferq.worker.model.memory import available_memory
-from inferq.worker.model.runner import DecoderRunner, load_runner
+from inferq.worker.engine.requests.sequence import EngineRequest, ResumedOutput
+from inferq.worker.model.loading.hub import find_model_folder
+from inferq.worker.model.running.kv_cache import CPU_MEMORY_CAP, KVCacheShape
+from inferq.worker.model.running.runner import DecoderRunner, load_runner
+from inferq.worker.model.sizing.memory import available_memory
 
 Make = Callable[..., Any]
 
@@ -194,7 +194,7 @@ def test_a_pool_larger_than_the_memory_is_refused_with_the_numbers(
     field: str,
     message: str,
 ) -> None:
-    monkeypatch.setattr("inferq.worker.model.memory.available_memory", lambda: 2**30)
+    monkeypatch.setattr("inferq.worker.model.sizing.memory.available_memory", lambda: 2**30)
     with pytest.raises(ModelError, match=message) as refused:
         load_runner(config_of(make_model(), **options))
     assert refused.value.field == field

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inferq.worker.engine.plan import BlockCopy, StepPlan
 from inferq.worker.engine.runner_errors import FailedRequestsError
+from inferq.worker.engine.scheduling.plan import BlockCopy, StepPlan
 
 Make = Callable[..., Any]
 VOCABULARY = 97

@@ -15,9 +15,9 @@ from inferq.kernels.native.library import load_native
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.preemption import ForcedPreemption
-from inferq.worker.engine.sequence import EngineRequest, Sequence
-from inferq.worker.model.runner import load_runner
+from inferq.worker.engine.requests.sequence import EngineRequest, Sequence
+from inferq.worker.engine.scheduling.preemption import ForcedPreemption
+from inferq.worker.model.running.runner import load_runner
 
 Make = Callable[..., Any]
 

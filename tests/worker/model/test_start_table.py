@@ -13,7 +13,7 @@ import structlog
 
 from inferq.runtime.logs import configure_logging
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.model.runner import load_runner
+from inferq.worker.model.running.runner import load_runner
 
 Make = Callable[..., Path]
 #: Of the tiny Llama in float32: three layers, embedding and head.

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from inferq.worker.engine.sequence import Sequence
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.requests.sequence import Sequence
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.model
 

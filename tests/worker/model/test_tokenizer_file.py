@@ -9,9 +9,9 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from inferq.protocol.errors import ModelError
-from inferq.worker.engine.tokenizer import Tokenizer
-from inferq.worker.model.tokenizer_file import tokenizer_json
-from inferq.worker.model.vocabulary import ModelVocabulary, tokenizer_vocab_size
+from inferq.worker.engine.text.tokenizer import Tokenizer
+from inferq.worker.model.architecture.vocabulary import ModelVocabulary, tokenizer_vocab_size
+from inferq.worker.model.loading.tokenizer_file import tokenizer_json
 
 #: As OPT's: 4 special tokens, the bytes, and one merge.
 TOKENS = ["<s>", "<pad>", "</s>", "<unk>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]

@@ -15,8 +15,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from inferq.protocol.errors import ModelError
 from inferq.protocol.messages import ChatMessage
-from inferq.worker.engine.tokenizer import Tokenizer
-from inferq.worker.model.gguf_import import convert_gguf
+from inferq.worker.engine.text.tokenizer import Tokenizer
+from inferq.worker.model.gguf_import.gguf_import import convert_gguf
 
 Q = gguf.GGMLQuantizationType
 PROMPT = [5, 17, 33, 60, 61, 2, 98]

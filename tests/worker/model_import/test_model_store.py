@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from inferq.protocol.errors import ModelError
-from inferq.worker.model import model_store
-from inferq.worker.model.model_store import (
+from inferq.worker.model.loading import model_store
+from inferq.worker.model.loading.model_store import (
     PackagedModel,
     cache_root,
     cached_folder,

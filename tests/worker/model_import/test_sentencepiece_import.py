@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.output import OutputText
-from inferq.worker.engine.tokenizer import Tokenizer
-from inferq.worker.model.gguf_file import open_gguf
-from inferq.worker.model.gguf_tokenizer import build_tokenizer
+from inferq.worker.engine.text.output import OutputText
+from inferq.worker.engine.text.tokenizer import Tokenizer
+from inferq.worker.model.gguf_import.gguf_file import open_gguf
+from inferq.worker.model.gguf_import.gguf_tokenizer import build_tokenizer
 
 SPECIAL = ["<unk>", "<s>", "</s>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 MakeTokenizer = Callable[..., Tokenizer]

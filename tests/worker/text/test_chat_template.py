@@ -8,7 +8,7 @@ import pytest
 
 from inferq.protocol.errors import InvalidRequestError, ModelError
 from inferq.protocol.messages import ChatMessage
-from inferq.worker.engine.chat_template import ChatTemplate
+from inferq.worker.engine.text.chat_template import ChatTemplate
 
 MESSAGES = [
     ChatMessage("system", "Be brief."),

@@ -9,8 +9,8 @@ import pytest
 
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.prompts import ChatMessage
-from inferq.worker.engine.chat_template import ChatTemplate
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.chat_template import ChatTemplate
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 TOOL = {
     "type": "function",

@@ -9,8 +9,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from inferq.protocol.errors import ModelError
-from inferq.worker.engine.detokenizer import detokenizer_factory
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.detokenizer import detokenizer_factory
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 #: Bytes that begin, continue and break characters, more often than chance would.
 TELLING_BYTES = [0x20, 0x41, 0x7F, 0x80, 0x9F, 0xBF, 0xC0, 0xC3, 0xE0, 0xE4, 0xED, 0xF0, 0xF4, 0xFF]

@@ -15,7 +15,7 @@ from inferq.protocol.messages import (
 )
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.request import PreparedRequest
+from inferq.worker.engine.requests.request import PreparedRequest
 from inferq.worker.event_size import check_event_size
 from inferq.worker.generation import describe_tokens
 

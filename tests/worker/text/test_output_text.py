@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.output import OutputText, TextStep
+from inferq.worker.engine.text.output import OutputText, TextStep
 
 ALPHABET = "Here is the English alphabet: ABC"
 

@@ -9,7 +9,7 @@ import pytest
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.messages import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.request import PreparedRequest, prepare_request
+from inferq.worker.engine.requests.request import PreparedRequest, prepare_request
 
 CONTEXT = 16
 VOCABULARY = 300

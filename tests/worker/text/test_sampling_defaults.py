@@ -13,9 +13,9 @@ from tokenizers import decoders, models
 from inferq.protocol.errors import ModelError
 from inferq.protocol.messages import TokenPrompt
 from inferq.protocol.params import SamplingParams
-from inferq.worker.engine.request import prepare_request
-from inferq.worker.engine.sampling_defaults import SamplingDefaults
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.requests.request import prepare_request
+from inferq.worker.engine.sampling.sampling_defaults import SamplingDefaults
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 
 def load(folder: Path, **content: Any) -> SamplingDefaults:

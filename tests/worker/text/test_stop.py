@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferq.worker.engine.stop import StopMatch, StopMatcher
+from inferq.worker.engine.text.stop import StopMatch, StopMatcher
 
 Pieces = list[str]
 

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as FastTokenizer
 
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 TEXT = "Příliš žluťoučký kůň 🫠👩‍👩‍👧\n\t今天 \x00 e\u0301"
 

@@ -8,7 +8,7 @@ from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.messages import Event, FinishReason, Terminal, Usage
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.tokenization import tokenized_log
 
 END = Terminal(FinishReason.STOP, Usage(prompt_tokens=1))

@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 
 from inferq.protocol.errors import InvalidRequestError, ModelError
 from inferq.protocol.messages import ChatMessage
-from inferq.worker.engine.tokenizer import Tokenizer
+from inferq.worker.engine.text.tokenizer import Tokenizer
 
 CAPITAL = [ChatMessage("user", "What is the capital of France?")]
 #: "What is the capital of France?" in SmolLM2's template, which adds a system message.

@@ -1,0 +1,1 @@
+"""API keys by digest, what a key may do, and its limits in Redis."""

@@ -1,0 +1,1 @@
+"""Jobs' events to responses, each a pure function of its jobs' notes and events."""

@@ -1,0 +1,1 @@
+"""What a model may call: made a form of the answer, and found again in its text."""

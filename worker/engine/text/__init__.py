@@ -1,0 +1,1 @@
+"""Text around token ids: tokenizer, chat template, detokenizer, stop strings."""

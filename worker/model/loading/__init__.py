@@ -1,0 +1,1 @@
+"""A folder or hub id to weights on a device: safetensors, quantization, tokenizer, adapters."""

@@ -1,0 +1,1 @@
+"""Tensor parallel: who holds what, and the processes of the ranks."""

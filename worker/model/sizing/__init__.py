@@ -1,0 +1,1 @@
+"""What a model takes of a device, and how many blocks fit beside it."""
