@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from inferq.protocol.errors import ErrorInfo, InvalidRequestError
 from inferq.protocol.messages import FinishReason
+from inferq.worker.engine.blocks.block_map import BlockMap, map_blocks
 from inferq.worker.engine.blocks.block_pool import BlockPool
 from inferq.worker.engine.blocks.host_pool import HostPool
 from inferq.worker.engine.collector import Collector
@@ -212,6 +213,12 @@ class Engine:
             prefix_query_tokens=scheduler.prefix_query_tokens,
             prefix_hit_tokens=scheduler.prefix_hit_tokens,
             num_steps=self._num_steps,
+        )
+
+    def block_map(self) -> BlockMap:
+        """Return what each KV block is and who holds it; O(blocks), between steps."""
+        return map_blocks(
+            self._scheduler.residency, shows_cached=self._config.enable_prefix_caching
         )
 
     def check_integrity(self) -> None:

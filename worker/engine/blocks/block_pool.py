@@ -53,6 +53,10 @@ class BlockPool:
         """Return how many tables hold the block."""
         return self._blocks[block_id].references
 
+    def cached_blocks(self) -> list[int]:
+        """Return the free blocks whose content can be reused; linear in reusable blocks."""
+        return [block.index for block in self._by_digest.values() if block.references == 0]
+
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens`."""
         return -(-num_tokens // self.block_size)
