@@ -43,6 +43,8 @@ class ErrorCode:
 
     #: The request can never be served as it is.
     INVALID_REQUEST = "invalid_request"
+    #: The prompt leaves no room for output in the model's context.
+    CONTEXT_LENGTH = "context_length_exceeded"
     #: The payload is not a message of this protocol.
     UNDECODABLE = "undecodable"
     #: The payload has a major version that the worker does not speak.
@@ -53,6 +55,9 @@ class ErrorCode:
     WORKER_CRASHED = "worker_crashed"
     #: A fault of the worker's own.
     INTERNAL = "internal_error"
+
+    #: Those of a request that fails the same way wherever it runs.
+    REFUSED = frozenset({INVALID_REQUEST, MODEL_NOT_FOUND, CONTEXT_LENGTH})
 
 
 class InferqError(Exception):

@@ -184,7 +184,7 @@ def _of_job(error: InferqError) -> HttpError:
 
 def _of_failed(error: JobFailed) -> HttpError:
     info = error.info
-    if info.code in (ErrorCode.INVALID_REQUEST, ErrorCode.MODEL_NOT_FOUND):
+    if info.code in ErrorCode.REFUSED:
         return _of_invalid(info.code, info.message, info.field)
     logger.error("job failed", job_id=error.job_id, code=info.code, message=info.message)
     if info.code == ErrorCode.WORKER_CRASHED:

@@ -201,7 +201,7 @@ def _tokens_of(choices: Sequence[JobChoices]) -> int:
 
 def _charge_of(error: JobFailed, jobs: Submitted) -> int | None:
     """Return no tokens for a request that no engine took; None where nobody knows what it used."""
-    is_refused = error.info.code in (ErrorCode.INVALID_REQUEST, ErrorCode.MODEL_NOT_FOUND)
+    is_refused = error.info.code in ErrorCode.REFUSED
     return 0 if is_refused and len(jobs.ids) == 1 else None
 
 

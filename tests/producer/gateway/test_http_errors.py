@@ -53,6 +53,10 @@ def failed(code: str, message: str = "prompt: too long", field: str | None = Non
             failed(ErrorCode.MODEL_NOT_FOUND, field="model"),
             *(404, "invalid_request_error", "model_not_found", "model"),
         ),
+        (
+            failed(ErrorCode.CONTEXT_LENGTH, field="messages"),
+            *(400, "invalid_request_error", "context_length_exceeded", "messages"),
+        ),
         (failed(ErrorCode.WORKER_CRASHED), 500, "server_error", "worker_crashed", None),
         (failed(ErrorCode.INTERNAL), 500, "server_error", "internal_error", None),
         (errors.ServerLost("redis at secret-host"), 503, "server_error", "server_lost", None),

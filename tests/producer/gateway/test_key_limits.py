@@ -75,8 +75,9 @@ def test_what_a_request_did_not_use_comes_back(ask: Callable[..., openai.OpenAI]
 def test_a_request_that_is_refused_costs_no_tokens(ask: Callable[..., openai.OpenAI]) -> None:
     client = ask(tokens_per_minute=5000)
     for more in ({}, {"stream": True}):
-        with pytest.raises(openai.BadRequestError, match="leave no room for output"):
+        with pytest.raises(openai.BadRequestError, match="leave no room for output") as refused:
             complete(client, prompt=[5] * 4096, **more)
+        assert refused.value.code == "context_length_exceeded"
     assert int(complete(client).headers["x-ratelimit-remaining-tokens"]) > 4900
 
 

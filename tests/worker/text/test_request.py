@@ -112,8 +112,9 @@ def test_a_truncated_prompt_keeps_its_end(prepare, options, kept):
 def test_truncation_saves_a_prompt_longer_than_the_context(prepare):
     prompt = TextPrompt("a" * 40)
     assert len(prepare(prompt, truncate_prompt_tokens=-1, max_tokens=4).prompt_token_ids) == 12
-    with pytest.raises(InvalidRequestError, match="20 tokens leave no room"):
+    with pytest.raises(InvalidRequestError, match="20 tokens leave no room") as error:
         prepare(prompt, truncate_prompt_tokens=20)
+    assert error.value.code == "context_length_exceeded"
 
 
 def test_chat_messages_need_a_chat_template(make_tokenizer):

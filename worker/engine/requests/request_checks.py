@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.errors import ErrorCode, InvalidRequestError
 from inferq.worker.engine.requests.sequence import EngineRequest
 from inferq.worker.engine.requests.token_parameters import (
     check_in_vocabulary,
@@ -31,6 +31,7 @@ def check_request(
             f"{len(prompt)} tokens leave no room for output in a context of {max_model_len} tokens",
             field="prompt_token_ids",
             limit=max_model_len - 1,
+            code=ErrorCode.CONTEXT_LENGTH,
         )
     room = max_model_len - len(prompt)
     if params.min_tokens > room:
