@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from inferq.protocol.params import SamplingParams
     from inferq.protocol.replies import JobStatus, QueueLength
     from inferq.protocol.structured import StructuredOutputs
+    from inferq.protocol.trace_context import TraceContext
     from inferq.protocol.webhooks import Webhook, WebhookEvent
     from inferq.worker.llm import LLM
 
@@ -104,6 +105,7 @@ __all__ = [
     "TokenLogprob",
     "TokenStream",
     "TokenizedPrompt",
+    "TraceContext",
     "Usage",
     "Webhook",
     "WebhookEvent",
@@ -141,6 +143,7 @@ _HOMES: Final = MappingProxyType(
         "TokenLogprob": _MESSAGES,
         "TokenStream": _PRODUCER,
         "TokenizedPrompt": _PRODUCER,
+        "TraceContext": "inferq.protocol.trace_context",
         "Usage": _MESSAGES,
         "Webhook": _WEBHOOKS,
         "WebhookEvent": _WEBHOOKS,

@@ -10,6 +10,7 @@ Imports the standard library, redis and `inferq.protocol` only.
 - `reader`        one connection reads for some hundred streams; `probe` looks after silent ones
 - `workers`       the workers' reports; `admin` what operators do with a queue
 - `partitions`    how many parts a queue has, and which one a job goes to
+- `tracing`       the trace that the program is in
 - `server`        connections, time-outs, retries, errors translated
 """
 

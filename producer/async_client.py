@@ -20,6 +20,7 @@ from inferq.producer.request import (
     check_idempotency_key,
     check_note,
     check_seconds,
+    check_trace_context,
     check_webhook,
     cost_bounds,
     make_job,
@@ -31,6 +32,7 @@ from inferq.producer.result import JobResult, TokenizedPrompt, collect
 from inferq.producer.server import RedisServer
 from inferq.producer.stream import TokenStream
 from inferq.producer.subscription import Subscription
+from inferq.producer.tracing import current_trace
 from inferq.producer.workers import WorkerInfo, read_workers
 from inferq.protocol.errors import (
     InferqError,
@@ -44,6 +46,7 @@ from inferq.protocol.messages import Job, Task
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.replies import CancelOutcome, JobStatus, QueueLength
 from inferq.protocol.scripts import QueueScripts
+from inferq.protocol.trace_context import TraceContext
 from inferq.protocol.webhooks import Webhook
 
 T = TypeVar("T")
@@ -126,6 +129,7 @@ class AsyncClient:
         return_prompt_token_ids: bool = False,
         note: bytes | None = None,
         webhook: Webhook | None = None,
+        trace_context: TraceContext | None = None,
         **prompt_options: Unpack[PromptOptions],
     ) -> AsyncJobHandle:
         """Put a job into the queue and return its handle; do not wait for a worker.
@@ -145,6 +149,8 @@ class AsyncClient:
         - `return_prompt_token_ids`: the result has the prompt's token ids too.
         - `note`: at most 4,096 bytes that the job's status shows as long as the server knows it.
         - `webhook`: whom `inferq tasks` tells of the job's end; a repeat keeps the first's.
+        - `trace_context`: the span that the job is part of; None takes OpenTelemetry's current one
+          where the program uses it.
 
         Raises `InvalidRequestError`, `QueueFull`, `IdempotencyConflict` or `ServerLost`. A lost
         reply is retried and never makes a second job.
@@ -152,6 +158,7 @@ class AsyncClient:
         check_idempotency_key(idempotency_key)
         check_note(note)
         check_webhook(webhook)
+        check_trace_context(trace_context)
         job, digest = make_job(
             to_prompt(prompt, messages, **prompt_options),
             params,
@@ -160,6 +167,7 @@ class AsyncClient:
             cache_salt=cache_salt,
             partition=choose_partition(self._partitions.number, idempotency_key),
             return_prompt_token_ids=return_prompt_token_ids,
+            trace=trace_context or current_trace(),
         )
         chosen = to_lane(lane)
         deadline_ms, delay_ms = to_schedule(deadline_s, not_before, delay_s)
@@ -210,6 +218,7 @@ class AsyncClient:
             model=model,
             partition=choose_partition(self._partitions.number, None),
             task=Task.TOKENIZE,
+            trace=current_trace(),
         )
         deadline_ms, _ = to_schedule(timeout_s, None, None)
         handle = await self._enqueue(job, lane=Lane.HIGH, deadline_ms=deadline_ms, digest=digest)

@@ -24,12 +24,14 @@ from inferq.producer.loop_thread import LoopThread
 from inferq.producer.prompt import ChatInput, PromptInput, PromptOptions
 from inferq.producer.result import JobResult, TokenizedPrompt
 from inferq.producer.stream import StreamEvent, TokenStream
+from inferq.producer.tracing import current_trace
 from inferq.producer.workers import WorkerInfo
 from inferq.protocol.errors import InferqError
 from inferq.protocol.keys import Lane, partition_of
 from inferq.protocol.messages import Terminal
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.replies import CancelOutcome, JobStatus, QueueLength
+from inferq.protocol.trace_context import TraceContext
 from inferq.protocol.webhooks import Webhook
 
 T = TypeVar("T")
@@ -103,9 +105,12 @@ class Client:
         return_prompt_token_ids: bool = False,
         note: bytes | None = None,
         webhook: Webhook | None = None,
+        trace_context: TraceContext | None = None,
         **prompt_options: Unpack[PromptOptions],
     ) -> JobHandle:
         """Put a job into the queue and return its handle; see `AsyncClient.submit`."""
+        # here, as the loop's thread has a context of its own
+        trace = current_trace() if trace_context is None else trace_context
         handle = self._run(
             lambda client: client.submit(
                 prompt,
@@ -122,6 +127,7 @@ class Client:
                 return_prompt_token_ids=return_prompt_token_ids,
                 note=note,
                 webhook=webhook,
+                trace_context=trace,
                 **prompt_options,
             )
         )

@@ -18,6 +18,7 @@ from inferq.protocol.messages import Job, Prompt, Task
 from inferq.protocol.param_checks import check_utf8
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.scripts import MAX_KEY_BYTES, MAX_NOTE_BYTES, MAX_RETENTION_MS
+from inferq.protocol.trace_context import TraceContext
 from inferq.protocol.webhooks import Webhook
 
 #: Longest deadline or delay, in seconds (30 days).
@@ -34,11 +35,12 @@ def make_job(
     partition: int = 0,
     task: Task = Task.GENERATE,
     return_prompt_token_ids: bool = False,
+    trace: TraceContext | None = None,
 ) -> tuple[Job, str]:
     """Return a job with an id of its own, and a seed if `params` has none; and its digest.
 
-    The digest is of what was asked for: not of the id, the time, the cache salt, or a seed that was
-    drawn.
+    The digest is of what was asked for: not of the id, the time, the cache salt, the trace, or a
+    seed that was drawn.
     """
     if params is None:
         params = SamplingParams()
@@ -58,6 +60,7 @@ def make_job(
         cache_salt=cache_salt,
         task=task,
         return_prompt_token_ids=return_prompt_token_ids,
+        trace=trace,
     )
     digest = content_digest(
         job.prompt,
@@ -160,6 +163,14 @@ def check_webhook(webhook: object) -> None:
     if not isinstance(webhook, Webhook | None):
         raise InvalidRequestError(
             f"must be a Webhook, not {type(webhook).__name__}", field="webhook"
+        )
+
+
+def check_trace_context(trace: object) -> None:
+    """Raise `InvalidRequestError` for what is neither a trace context nor absent."""
+    if not isinstance(trace, TraceContext | None):
+        raise InvalidRequestError(
+            f"must be a TraceContext, not {type(trace).__name__}", field="trace_context"
         )
 
 

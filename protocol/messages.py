@@ -5,7 +5,7 @@ be added; an unknown major version is refused. Every size is checked while decod
 
 Job:    v version, id, the prompt (see `prompts`), k task, s sampling parameters by name, n model
         name, md metadata, cs cache salt, rp whether the prompt's token ids are wanted, t submission
-        time (ms)
+        time (ms), tp and ts traceparent and tracestate
 Event:  i output index, o offset of the first token within that output, t token ids, x text,
         e end of each token's share of x (only when there are several tokens), l logprobs
         [[logprob, [[token id, logprob], …]], …], pl those of the prompt's tokens (null for the
@@ -46,6 +46,7 @@ from inferq.protocol.prompts import (
     decode_prompt,
     encode_prompt,
 )
+from inferq.protocol.trace_context import TraceContext
 from inferq.protocol.wire import pack, pairs, typed, unpack
 
 __all__ = [
@@ -102,7 +103,8 @@ class Job:
     """One request for tokens, as it waits in a lane. `created_ms` is the producer's clock.
 
     Jobs with different `cache_salt` never share cached KV blocks; it does not change the answer.
-    With `return_prompt_token_ids` the first event of output 0 has the prompt's token ids.
+    With `return_prompt_token_ids` the first event of output 0 has the prompt's token ids. `trace`
+    is the span that the job was submitted in.
     """
 
     id: str
@@ -114,6 +116,7 @@ class Job:
     cache_salt: str | None = None
     task: Task = Task.GENERATE
     return_prompt_token_ids: bool = False
+    trace: TraceContext | None = None
 
     def __post_init__(self) -> None:
         partition_of(self.id)
@@ -139,6 +142,10 @@ class Job:
         if self.return_prompt_token_ids:
             wire["rp"] = True
         wire["t"] = self.created_ms
+        if self.trace is not None:
+            wire["tp"] = self.trace.traceparent
+            if self.trace.tracestate is not None:
+                wire["ts"] = self.trace.tracestate
         return pack(wire)
 
     @classmethod
@@ -162,6 +169,7 @@ class Job:
                 cache_salt=wire.get("cs"),
                 task=_decode_task(wire),
                 return_prompt_token_ids=typed(wire, "rp", bool, False),
+                trace=TraceContext.read(wire.get("tp"), wire.get("ts")),
             )
         except (TypeError, LookupError) as error:
             raise DecodeError(f"not a job: {error}", payload) from None
