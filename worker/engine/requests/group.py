@@ -23,6 +23,7 @@ class SequenceGroup:
         "decides_on_host",
         "has_forked",
         "has_started",
+        "is_traced",
         "num_blocks_wanted",
         "num_cached_tokens",
         "params",
@@ -41,6 +42,7 @@ class SequenceGroup:
         max_length: int,
     ) -> None:
         self.request_id = request.request_id
+        self.is_traced = request.traced
         self.params = params = request.params
         self.search: BeamSearch | None = None
         if params.beam_width is not None:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from inferq.worker.engine.requests.request_checks import check_request
+from inferq.worker.engine.requests.request_checks import check_request, room_for_output
 from inferq.worker.engine.requests.sequence import EngineRequest
 from inferq.worker.engine.sampling.structured_output import check_structured_outputs
 from inferq.worker.engine.text.tokenizer import Tokenizer
@@ -47,14 +46,7 @@ def prepare_request(
     params = tokenizer.sampling_defaults.apply(params)
     field, token_ids = encode_prompt(prompt, tokenizer, now=now)
     token_ids = _truncated(token_ids, params, max_model_len)
-    room = max_model_len - len(token_ids)
-    if room < 1:
-        raise InvalidRequestError(
-            f"{len(token_ids)} tokens leave no room for output in a context of {max_model_len} "
-            "tokens",
-            field=field,
-            limit=max_model_len - 1,
-        )
+    room = room_for_output(token_ids, max_model_len, field=field)
     _check(token_ids, params, max_model_len=max_model_len, vocab_size=vocab_size)
     if params.max_tokens is None or params.max_tokens > room:
         params = replace(params, max_tokens=room)

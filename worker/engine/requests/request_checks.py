@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from inferq.protocol.errors import ErrorCode, InvalidRequestError
 from inferq.worker.engine.requests.sequence import EngineRequest
@@ -26,14 +27,7 @@ def check_request(
     prompt, params = request.prompt_token_ids, request.params
     if not prompt:
         raise InvalidRequestError("is empty", field="prompt_token_ids", limit=1)
-    if len(prompt) >= max_model_len:
-        raise InvalidRequestError(
-            f"{len(prompt)} tokens leave no room for output in a context of {max_model_len} tokens",
-            field="prompt_token_ids",
-            limit=max_model_len - 1,
-            code=ErrorCode.CONTEXT_LENGTH,
-        )
-    room = max_model_len - len(prompt)
+    room = room_for_output(prompt, max_model_len, field="prompt_token_ids")
     if params.min_tokens > room:
         raise InvalidRequestError(
             f"{params.min_tokens} is more than the {room} tokens that a prompt of {len(prompt)} "
@@ -50,6 +44,22 @@ def check_request(
     for output in request.resumed:
         check_in_vocabulary("resumed", output.token_ids, vocab_size)
     check_token_parameters(params, vocab_size)
+
+
+def room_for_output(prompt: Sequence[int], max_model_len: int, *, field: str) -> int:
+    """Return how many tokens a prompt leaves of the context, at least one.
+
+    Raises `InvalidRequestError`, naming `field`, where there is none.
+    """
+    room = max_model_len - len(prompt)
+    if room < 1:
+        raise InvalidRequestError(
+            f"{len(prompt)} tokens leave no room for output in a context of {max_model_len} tokens",
+            field=field,
+            limit=max_model_len - 1,
+            code=ErrorCode.CONTEXT_LENGTH,
+        )
+    return room
 
 
 def _check_outputs(request: EngineRequest, max_num_seqs: int | None) -> None:

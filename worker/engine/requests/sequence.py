@@ -29,7 +29,7 @@ class EngineRequest:
     those that it does not reach start anew. Requests are served by `priority` (lower is more
     urgent), then `arrival` (any one clock), then `request_id`. Requests with different `cache_salt`
     never share a prefix. `adapter` is the name of one of the engine's, empty for the base model.
-    `params.seed` is set.
+    `params.seed` is set. What happens to a `traced` one is told by `Engine.take_events`.
     """
 
     request_id: str
@@ -40,6 +40,7 @@ class EngineRequest:
     arrival: float = 0.0
     cache_salt: str = ""
     adapter: str = ""
+    traced: bool = False
 
 
 class SequenceStatus(Enum):
