@@ -112,6 +112,15 @@ class QueueKeys:
         """String: somebody asks this worker to drain; expires."""
         return f"{self.prefix}drain:{worker}"
 
+    @property
+    def watch(self) -> str:
+        """String: somebody looks at the workers' blocks; expires."""
+        return f"{self.prefix}watch"
+
+    def blocks(self, worker: str) -> str:
+        """String: a worker's blocks at one moment, written while somebody looks; expires."""
+        return f"{self.prefix}blocks:{worker}"
+
     def wake(self, reader: str) -> str:
         """Stream: one entry, which wakes a reader that blocks on it; written by its own client."""
         return f"{self.prefix}wake:{reader}"

@@ -347,16 +347,20 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The answer to a worker's heartbeat: the server's time, and whether the worker shall drain."""
+    """The answer to a worker's heartbeat: the server's time, and what is asked of the worker.
+
+    `drain`: to drain and end; `watched`: to write snapshots of its blocks.
+    """
 
     now_ms: int
     drain: bool
+    watched: bool
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> Registered:
         """Build from the script's reply."""
-        now_ms, drain = row
-        return cls(now_ms, bool(drain))
+        now_ms, drain, watched = row
+        return cls(now_ms, bool(drain), bool(watched))
 
 
 @dataclass(frozen=True, slots=True)

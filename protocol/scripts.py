@@ -352,7 +352,7 @@ class QueueScripts:
         return QueueOverview.from_row(await self._call("overview"))
 
     async def register(self, worker: str, info: Mapping[str, Any]) -> Registered:
-        """Record a worker's heartbeat, and learn whether somebody asked it to drain."""
+        """Record a worker's heartbeat, and learn what is asked of it."""
         return Registered.from_row(await self._call("register", worker, msgpack.packb(dict(info))))
 
     async def unregister(self, worker: str) -> None:

@@ -27,6 +27,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "inferq.protocol.scripts": ({"msgpack", "redis"}, {"inferq.protocol"}),
     "inferq.protocol.servers": ({"redis"}, {"inferq.protocol"}),
     "inferq.protocol.upkeep": (set(), {"inferq.protocol"}),
+    "inferq.protocol.watching": ({"redis"}, {"inferq.protocol"}),
     "inferq.producer": ({"redis", "msgpack"}, {"inferq.protocol"}),
     "inferq.producer.gateway": (
         SETTINGS | {"redis", "fastapi", "starlette", "uvicorn", "orjson"},
