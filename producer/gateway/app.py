@@ -13,10 +13,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from inferq.producer.gateway.errors import SHOULD_RETRY, BadRequest, HttpError, error_response
+from inferq.producer.gateway.error_response import error_response
+from inferq.producer.gateway.errors import SHOULD_RETRY, BadRequest, HttpError
 from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.middleware import KeyCheck, RequestContext
-from inferq.producer.gateway.requests.body import field_path
+from inferq.producer.gateway.requests.parsing import field_path
 from inferq.producer.gateway.routes import (
     chat,
     completions,

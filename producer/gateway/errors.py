@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import structlog
-from starlette.responses import JSONResponse
 
 from inferq.protocol.errors import (
     ErrorCode,
@@ -123,11 +122,6 @@ def retry_after(seconds: float) -> dict[str, str]:
     """Return the header that says when to try again: whole seconds in [1, 600]."""
     low, high = RETRY_RANGE_S
     return {"Retry-After": str(min(high, max(low, math.ceil(seconds))))}
-
-
-def error_response(error: HttpError) -> JSONResponse:
-    """Return the error as an answer."""
-    return JSONResponse(error.body, error.status, headers=error.headers)
 
 
 def to_http_error(error: Exception, *, retry_after_s: float = DEFAULT_RETRY_S) -> HttpError:

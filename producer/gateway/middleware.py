@@ -12,7 +12,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferq.producer.gateway.admission.keys import KeyRing
-from inferq.producer.gateway.errors import HttpError, error_response, to_http_error
+from inferq.producer.gateway.error_response import error_response
+from inferq.producer.gateway.errors import HttpError, to_http_error
 
 access_logger = structlog.get_logger("inferq.gateway.access")
 

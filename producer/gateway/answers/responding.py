@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -14,8 +13,9 @@ from starlette.responses import Response
 
 from inferq.producer.gateway.admission.access import Access
 from inferq.producer.gateway.admission.limits import Admission
-from inferq.producer.gateway.answers.answer import JobAnswer, response_body
+from inferq.producer.gateway.answers.answer import response_body
 from inferq.producer.gateway.answers.choices import JobChoices
+from inferq.producer.gateway.answers.collecting import collect_answers, name_as_asked
 from inferq.producer.gateway.answers.event_writer import (
     KEEP_ALIVE,
     EventWriter,
@@ -23,23 +23,18 @@ from inferq.producer.gateway.answers.event_writer import (
     total_usage,
 )
 from inferq.producer.gateway.answers.following import follow, merge
-from inferq.producer.gateway.answers.note import MAX_LISTED_JOBS, Kind
+from inferq.producer.gateway.answers.note import MAX_LISTED_JOBS
 from inferq.producer.gateway.answers.sse import EventStream, until_disconnected
 from inferq.producer.gateway.directory import Served
 from inferq.producer.gateway.errors import HttpError
 from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.requests.delivery import Delivery
 from inferq.producer.gateway.requests.schemas import GenerationBody
-from inferq.producer.gateway.requests.submission import TOKENS_FIELD, Asked, Submitted, submit
-from inferq.producer.server import end_tasks
+from inferq.producer.gateway.requests.submission import Asked, Submitted, submit
 from inferq.protocol.errors import ErrorCode, InvalidRequestError, JobFailed
 
 #: What nobody reads: the client is gone.
 CLIENT_GONE: Final = 499
-#: The protocol's name of the form that an answer must have.
-_FORM: Final = "structured_outputs"
-#: Jobs of one answer that are read at once.
-_READ_AT_ONCE: Final = 64
 
 
 def find_model(request: Request, model: str | None) -> Served:
@@ -164,32 +159,11 @@ async def _whole_response(
 
 async def _collect(gateway: Gateway, jobs: Submitted, admission: Admission) -> dict[str, Any]:
     """Read all jobs to their ends; the first that fails takes the others with it."""
-    timeout_s = gateway.settings.request_timeout_s
-    answers = [JobAnswer(choices) for choices in jobs.choices()]
-    slots = asyncio.Semaphore(_READ_AT_ONCE)
-
-    async def read(answer: JobAnswer) -> None:
-        async with (
-            slots,
-            jobs.client.stream(
-                answer.choices.job_id, timeout_s=timeout_s, total_timeout_s=timeout_s
-            ) as stream,
-        ):
-            async for event in stream:
-                if answer.choices.needs_echo:
-                    await jobs.add_echo(answer.choices, event)
-                answer.feed(event)
-
-    reading = [asyncio.create_task(read(answer)) for answer in answers]
     try:
-        await asyncio.gather(*reading)
+        answers = await collect_answers(jobs, timeout_s=gateway.settings.request_timeout_s)
     except JobFailed as error:
         admission.used_tokens = _charge_of(error, jobs)
-        await end_tasks(reading)
-        await jobs.cancel()
         raise
-    finally:
-        await end_tasks(reading)
     admission.used_tokens = _tokens_of([answer.choices for answer in answers])
     return response_body(jobs.note, jobs.ids[0], answers)
 
@@ -208,12 +182,5 @@ def _charge_of(error: JobFailed, jobs: Submitted) -> int | None:
 def _to_http_error(gateway: Gateway, jobs: Submitted, error: Exception) -> HttpError:
     """Return an error in the words of the request, where the protocol has a name of its own."""
     answer = gateway.to_http_error(error, jobs.queue)
-    param, name = answer.param or "", None
-    if param == TOKENS_FIELD:
-        name = "prompt" if jobs.note.kind is Kind.COMPLETION else "messages"
-    elif param.partition(".")[0] == _FORM:
-        name = jobs.note.form_field
-    if name is not None and name != param:
-        answer.message = answer.message.replace(param, name, 1)
-        answer.param = name
+    name_as_asked(answer, jobs.note)
     return answer

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from inferq.producer.gateway.requests.schemas import GenerationBody
-from inferq.producer.gateway.settings import GatewaySettings
+from inferq.producer.gateway.requests.terms import RequestTerms
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.webhooks import DEFAULT_SECRET, Webhook, WebhookEvent
 
 
-def requested_webhook(body: GenerationBody, settings: GatewaySettings) -> Webhook | None:
+def requested_webhook(body: GenerationBody, terms: RequestTerms) -> Webhook | None:
     """Return whom to tell of the end of each job; raise `InvalidRequestError`, naming the field."""
     asked = body.webhook
     if asked is None:
         return None
-    if not settings.accept_webhooks:
+    if not terms.accept_webhooks:
         raise InvalidRequestError("are not delivered here", field="webhook")
     return Webhook(asked.url, tuple(WebhookEvent) if asked.events is None else tuple(asked.events))
 

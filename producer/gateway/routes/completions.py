@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from inferq.producer.gateway.answers.note import Kind, Note
 from inferq.producer.gateway.answers.responding import find_model, respond
 from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.requests.body import read_body, request_body
-from inferq.producer.gateway.requests.forms import FORM_FIELDS, requested_form
-from inferq.producer.gateway.requests.prompts import completion_prompts
-from inferq.producer.gateway.requests.sampling import completion_params
+from inferq.producer.gateway.requests.completion import ask_completion
 from inferq.producer.gateway.requests.schemas import CompletionBody
-from inferq.producer.gateway.requests.submission import Asked
-from inferq.producer.gateway.requests.webhooks import requested_webhook
-from inferq.protocol.errors import InvalidRequestError
 
 router = APIRouter(tags=["generation"])
 
@@ -34,43 +25,5 @@ async def create_completion(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     body = await read_body(request, CompletionBody)
     served = find_model(request, body.model)
-    asked = ask_completion(body, served.model, most_prompts=gateway.settings.max_prompts)
-    asked = replace(asked, webhook=requested_webhook(body, gateway.settings))
+    asked = ask_completion(body, served.model, gateway.settings)
     return await respond(request, body, served, asked)
-
-
-def ask_completion(body: CompletionBody, model: str, *, most_prompts: int) -> Asked:
-    """Return what a body asks for; raise `InvalidRequestError`, naming the field."""
-    form = requested_form({name: getattr(body, name) for name in FORM_FIELDS})
-    params = completion_params(body, form)
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError("goes with stream only", field="stream_options")
-    options = body.stream_options
-    shows_prompt = bool(body.echo or body.return_token_ids)
-    counts_prompt = options is not None and options.continuous_usage_stats
-    note = Note(
-        kind=Kind.COMPLETION,
-        model=model,
-        n=params.n,
-        budget=None if params.max_tokens is None else params.max_tokens * params.n,
-        include_usage=options is not None and options.include_usage,
-        continuous_usage=counts_prompt,
-        logprobs=body.logprobs,
-        prompt_logprobs=body.prompt_logprobs is not None,
-        token_ids=bool(body.return_token_ids),
-        echo=bool(body.echo),
-        prompt_only=body.max_tokens == 0,
-        form_field=None if form is None else form.field,
-    )
-    options_of_prompts: dict[str, Any] = {}
-    if body.add_special_tokens is not None:
-        options_of_prompts["add_special_tokens"] = body.add_special_tokens
-    prompts = completion_prompts(body.prompt, most=most_prompts)
-    return Asked(
-        note=note,
-        params=params,
-        prompts=[{"prompt": prompt, **options_of_prompts} for prompt in prompts],
-        cache_salt=body.cache_salt,
-        metadata=body.metadata,
-        return_prompt_token_ids=shows_prompt or counts_prompt,
-    )

@@ -12,9 +12,9 @@ from inferq.producer.gateway.directory import Served
 from inferq.producer.gateway.errors import BadRequest
 from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.requests.body import read_body, request_body
+from inferq.producer.gateway.requests.chat import chat_prompt
 from inferq.producer.gateway.requests.schemas import DetokenizeBody, TokenizeBody
 from inferq.producer.gateway.requests.submission import TOKENS_FIELD
-from inferq.producer.gateway.routes.chat import chat_prompt
 from inferq.producer.result import TokenizedPrompt
 from inferq.protocol.errors import InvalidRequestError, JobFailed
 

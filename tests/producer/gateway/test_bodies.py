@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict
 from inferq.producer.gateway.app import create_app
 from inferq.producer.gateway.errors import HttpError
 from inferq.producer.gateway.requests import body as bodies
-from inferq.producer.gateway.requests.body import parse_object, read_body, request_body, validate
+from inferq.producer.gateway.requests.body import read_body, request_body
+from inferq.producer.gateway.requests.parsing import parse_object, validate
 from inferq.producer.gateway.routes.openapi import schema_of
 from inferq.producer.gateway.settings import GatewaySettings
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from inferq import InvalidRequestError, SamplingParams, StructuredOutputs
+from inferq.producer.gateway.requests.chat import ask_chat
+from inferq.producer.gateway.requests.completion import ask_completion
 from inferq.producer.gateway.requests.schemas import ChatBody, CompletionBody
-from inferq.producer.gateway.routes.chat import ask_chat
-from inferq.producer.gateway.routes.completions import ask_completion
 from inferq.producer.gateway.settings import GatewaySettings
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -18,7 +18,7 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 
 def completion(**fields: Any) -> SamplingParams:
     body = CompletionBody.model_validate({"prompt": "Hello", **fields})
-    return ask_completion(body, "m", most_prompts=10).params
+    return ask_completion(body, "m", GatewaySettings(max_prompts=10)).params
 
 
 def chat(settings: GatewaySettings | None = None, **fields: Any) -> SamplingParams:

@@ -14,10 +14,10 @@ import pytest
 import inferq.producer
 import inferq.protocol
 from inferq.producer.gateway.errors import to_http_error
+from inferq.producer.gateway.requests.chat import ask_chat
+from inferq.producer.gateway.requests.completion import ask_completion
 from inferq.producer.gateway.requests.schemas import ChatBody, CompletionBody, TokenizeBody
 from inferq.producer.gateway.requests.submission import TOKENS_FIELD
-from inferq.producer.gateway.routes.chat import ask_chat
-from inferq.producer.gateway.routes.completions import ask_completion
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.params import SamplingParams
@@ -82,7 +82,7 @@ def test_no_parameter_of_a_body_is_refused_in_other_words(
         try:
             if kind == "completion":
                 made = CompletionBody.model_validate({**given, field: value})
-                ask_completion(made, "m", most_prompts=2)
+                ask_completion(made, "m", GatewaySettings(max_prompts=2))
             else:
                 ask_chat(ChatBody.model_validate({**given, field: value}), "m", GatewaySettings())
         except InvalidRequestError as error:
