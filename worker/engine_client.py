@@ -15,9 +15,11 @@ import structlog
 
 from inferq.protocol.errors import InferqError, ModelError
 from inferq.protocol.params import SamplingParams
+from inferq.worker.books import StepBooks
+from inferq.worker.engine.requests.request_events import RequestEvent
 from inferq.worker.engine_output import EngineOutput
 from inferq.worker.frame_pipe import FramePipe
-from inferq.worker.frames import decode_output
+from inferq.worker.frames import decode_events, decode_output
 
 logger = structlog.get_logger("inferq.engine")
 
@@ -55,6 +57,7 @@ class EngineClient:
     def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
         self._command = command
         self.on_outputs: Callable[[Sequence[EngineOutput]], None] = _nobody_listens
+        self.on_events: Callable[[Sequence[RequestEvent]], None] = _nobody_follows
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: FramePipe | None = None
         self._burial: asyncio.Task[None] | None = None
@@ -66,6 +69,7 @@ class EngineClient:
         self.steps = 0
         self.last_step_at = time.monotonic()
         self.stats: dict[str, int] = {}
+        self.step_books = StepBooks()
 
     @property
     def is_dead(self) -> bool:
@@ -106,10 +110,12 @@ class EngineClient:
         priority: int = 0,
         cache_salt: str = "",
         adapter: str = "",
+        traced: bool = False,
     ) -> None:
         """Hand a request to the engine.
 
-        `resumed` has for each output the tokens generated before, and whether they end it.
+        `resumed` has for each output the tokens generated before, and whether they end it. What
+        happens to a `traced` request comes by `on_events`.
         """
         if not self._unanswered:
             self.last_step_at = time.monotonic()
@@ -124,6 +130,7 @@ class EngineClient:
                 priority,
                 cache_salt,
                 adapter,
+                traced,
             ]
         )
 
@@ -174,8 +181,11 @@ class EngineClient:
             case ["failed", message, field]:
                 if not self._ready.done():
                     self._ready.set_exception(ModelError(message, field=field))
-            case ["steps", steps, rows, stats]:
+            case ["steps", steps, rows, stats, timed]:
+                self.step_books.took(timed)
                 self._take_steps(steps, rows, stats)
+            case ["events", rows]:
+                self.on_events(decode_events(rows))
 
     def _take_steps(self, steps: int, rows: list[list[Any]], stats: dict[str, int]) -> None:
         if steps != self.steps:
@@ -219,6 +229,10 @@ def _launch(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.soc
             start_new_session=True,  # a Ctrl-C is for the I/O side, which drains the engine
         )
     return process, ours
+
+
+def _nobody_follows(events: Sequence[RequestEvent]) -> None:
+    raise EngineDied(f"the engine sent {len(events)} events of requests that nobody traces")
 
 
 def _nobody_listens(outputs: Sequence[EngineOutput]) -> None:

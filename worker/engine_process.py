@@ -12,6 +12,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -21,9 +22,10 @@ from inferq.protocol.params import SamplingParams
 from inferq.runtime.logs import configure_logging
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine, TokenOutput
+from inferq.worker.engine.requests.request_events import RequestEvent
 from inferq.worker.engine.requests.sequence import EngineRequest, ResumedOutput
 from inferq.worker.engine_output import EngineOutput
-from inferq.worker.frames import encode_output, pack, unpack
+from inferq.worker.frames import encode_events, encode_output, pack, unpack
 from inferq.worker.model.running.host_threads import share_cores
 
 #: Exit status when the parent went away, when the model could not be loaded, and when another rank
@@ -31,6 +33,9 @@ from inferq.worker.model.running.host_threads import share_cores
 EXIT_ORPHANED: Final = 70
 EXIT_NOT_LOADED: Final = 71
 EXIT_RANK_LOST: Final = 72
+
+#: Seconds, tokens and sequences of one step.
+TimedStep = tuple[float, int, int]
 
 
 class Outbox:
@@ -42,11 +47,20 @@ class Outbox:
         self._outputs: dict[tuple[str, int], EngineOutput] = {}
         self._steps = 0
         self._stats: dict[str, int] = {}
+        self._timed: list[TimedStep] = []
+        self._events: list[RequestEvent] = []
         self._changed = False
         threading.Thread(target=self._write, name="outbox", daemon=True).start()
 
-    def put(self, outputs: list[TokenOutput], steps: int, stats: dict[str, int]) -> None:
-        """Add what one step brought."""
+    def put(
+        self,
+        outputs: list[TokenOutput],
+        steps: int,
+        stats: dict[str, int],
+        events: Sequence[RequestEvent] = (),
+        timed: TimedStep | None = None,
+    ) -> None:
+        """Add what one step brought, and if it computed anything, how much in what time."""
         with self._condition:
             for step in outputs:
                 output = EngineOutput.of_step(step)
@@ -54,6 +68,9 @@ class Outbox:
                 held = self._outputs.pop((output.request_id, output.index), None)
                 merged = output if held is None else held.followed_by(output)
                 self._outputs[output.request_id, output.index] = merged
+            self._events += events
+            if timed is not None:
+                self._timed.append(timed)
             self._steps, self._stats, self._changed = steps, stats, True
             self._condition.notify()
 
@@ -63,9 +80,13 @@ class Outbox:
                 with self._condition:
                     self._condition.wait_for(lambda: self._changed)
                     outputs, self._outputs = self._outputs, {}
+                    events, self._events = self._events, []
+                    timed, self._timed = self._timed, []
                     steps, stats, self._changed = self._steps, self._stats, False
+                if events:  # before the outputs that they led to
+                    self._connection.send_bytes(pack(["events", encode_events(events)]))
                 rows = [encode_output(output) for output in outputs.values()]
-                self._connection.send_bytes(pack(["steps", steps, rows, stats]))
+                self._connection.send_bytes(pack(["steps", steps, rows, stats, timed]))
         except OSError:
             os._exit(EXIT_ORPHANED)
 
@@ -80,15 +101,17 @@ class EngineLoop:
         self._outbox = Outbox(connection)
         self._steps = 0
         self._peak_blocks = 0
+        self._seen = engine.stats()
 
     def run(self) -> None:
         """Serve until the parent goes away (the reader thread then ends the process)."""
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
         while True:
             self._take_commands()
+            began = time.perf_counter()
             outputs = self._engine.step()
             self._steps += 1
-            self._report(outputs)
+            self._report(outputs, time.perf_counter() - began)
 
     def _take_commands(self) -> None:
         """Apply all commands that wait; block for one while the engine has nothing to do."""
@@ -114,6 +137,7 @@ class EngineLoop:
         priority: int,
         cache_salt: str,
         adapter: str,
+        traced: bool,
     ) -> None:
         try:
             self._engine.add_request(
@@ -126,6 +150,7 @@ class EngineLoop:
                     arrival=time.monotonic(),
                     cache_salt=cache_salt,
                     adapter=adapter,
+                    traced=traced,
                 )
             )
         except InvalidRequestError as error:
@@ -146,8 +171,13 @@ class EngineLoop:
         else:
             self._engine.abort(request_id, index)
 
-    def _report(self, outputs: list[TokenOutput]) -> None:
-        stats = self._engine.stats()
+    def _report(self, outputs: list[TokenOutput], seconds: float = 0.0) -> None:
+        stats, seen = self._engine.stats(), self._seen
+        self._seen = stats
+        timed = None
+        if stats.num_steps > seen.num_steps:
+            tokens = stats.computed_tokens - seen.computed_tokens
+            timed = (seconds, tokens, stats.computed_sequences - seen.computed_sequences)
         self._peak_blocks = max(self._peak_blocks, stats.blocks_used)
         self._outbox.put(
             outputs,
@@ -161,9 +191,14 @@ class EngineLoop:
                 "peak": self._peak_blocks,
                 "swapped": stats.num_swapped,
                 "preemptions": stats.num_preemptions,
+                "swaps": stats.num_swaps,
+                "swap_blocks": stats.swap_blocks_total,
+                "swap_blocks_used": stats.swap_blocks_used,
                 "prefix_queries": stats.prefix_query_tokens,
                 "prefix_hits": stats.prefix_hit_tokens,
             },
+            self._engine.take_events(),
+            timed,
         )
 
     def _read(self) -> None:

@@ -2,11 +2,14 @@
 
 to the engine    [options]                              the first frame: the engine's settings
                  ["add", id, prompt ids, [[output ids, ended], …] (resumed), params, priority,
-                  cache salt, adapter]
+                  cache salt, adapter, whether it is traced]
                  ["abort", [[id, output index or None for all], …]]
 from the engine  ["ready", {num_blocks, block_size, max_model_len, vocab_size}]
                  ["failed", message, field]             the model cannot be served
-                 ["steps", count, [row, …], stats]      what some steps brought, merged by backlog
+                 ["steps", count, [row, …], stats, [[seconds, tokens, sequences], …]]
+                  what some steps brought, merged by backlog; the last has each of these steps
+                 ["events", [[id, output index, kind, time in s since 1970], …]]
+                                                        of traced requests; see `RequestEvent`
 row              [id, index, token ids, logprobs, cumulative logprobs, finish reason, stop reason,
                   cached tokens, error, prompt logprobs, request finished]
 """
@@ -20,6 +23,7 @@ import msgpack
 
 from inferq.protocol.errors import ErrorInfo
 from inferq.protocol.messages import FinishReason, TokenLogprob
+from inferq.worker.engine.requests.request_events import EventKind, RequestEvent
 from inferq.worker.engine_output import EngineOutput
 
 
@@ -74,6 +78,18 @@ def decode_output(row: list[Any]) -> EngineOutput:
         else tuple(None if lp is None else _decode_logprob(lp) for lp in prompt),
         request_finished=request_finished,
     )
+
+
+def encode_events(events: Iterable[RequestEvent]) -> list[Any]:
+    """Return events as rows of an `events` frame."""
+    return [[event.request_id, event.index, event.kind.value, event.at] for event in events]
+
+
+def decode_events(rows: list[list[Any]]) -> list[RequestEvent]:
+    """Rebuild the events of an `events` frame."""
+    return [
+        RequestEvent(request_id, index, EventKind(kind), at) for request_id, index, kind, at in rows
+    ]
 
 
 def _encode_logprobs(logprobs: Iterable[TokenLogprob | None] | None) -> list[Any] | None:

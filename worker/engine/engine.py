@@ -26,6 +26,7 @@ from inferq.worker.engine.flight import (
 from inferq.worker.engine.requests.ends import end_of
 from inferq.worker.engine.requests.group import SequenceGroup
 from inferq.worker.engine.requests.request_checks import check_request
+from inferq.worker.engine.requests.request_events import RequestEvent
 from inferq.worker.engine.requests.sequence import EngineRequest, Sequence
 from inferq.worker.engine.requests.token_output import TokenOutput
 from inferq.worker.engine.runner_errors import FailedRequestsError
@@ -111,6 +112,8 @@ class Engine:
         self._flight: Flight | None = None
         self._private_salts = count()
         self._num_steps = 0
+        self._computed_tokens = 0
+        self._computed_sequences = 0
 
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request; raise `InvalidRequestError` for one that can never be served.
@@ -184,6 +187,10 @@ class Engine:
             raise
         return reports + self._take_unreported()
 
+    def take_events(self) -> SequenceOf[RequestEvent]:
+        """Return what happened to traced requests since the last call."""
+        return self._scheduler.events.take()
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; return whether no request holds blocks any more.
 
@@ -213,6 +220,8 @@ class Engine:
             prefix_query_tokens=scheduler.prefix_query_tokens,
             prefix_hit_tokens=scheduler.prefix_hit_tokens,
             num_steps=self._num_steps,
+            computed_tokens=self._computed_tokens,
+            computed_sequences=self._computed_sequences,
         )
 
     def block_map(self) -> BlockMap:
@@ -271,6 +280,8 @@ class Engine:
         if handle is None:
             return None
         self._num_steps += 1
+        self._computed_tokens += plan.num_tokens
+        self._computed_sequences += len(plan.scheduled)
         return Flight(plan, handle)
 
     def _timed(self, plan: StepPlan) -> SequenceOf[SequenceResult]:

@@ -73,6 +73,7 @@ class StandInEngine(EngineClient):
         priority: int = 0,
         cache_salt: str = "",
         adapter: str = "",
+        traced: bool = False,
     ) -> None:
         is_endless = not self.answers
         text = ENDLESS if is_endless else self.answers[0]

@@ -292,7 +292,7 @@ class Simulation:
         """Queue a request; options of EngineRequest by name, all others are sampling parameters."""
         own = {
             name: options.pop(name)
-            for name in ("resumed", "priority", "arrival", "cache_salt")
+            for name in ("resumed", "priority", "arrival", "cache_salt", "traced")
             if name in options
         }
         if published := options.pop("published", None):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from inferq.worker.engine.blocks.residency import Residency
 from inferq.worker.engine.requests.group import SequenceGroup
+from inferq.worker.engine.requests.request_events import EventKind, RequestEvents
 from inferq.worker.engine.requests.sequence import Sequence, SequenceStatus
 from inferq.worker.engine.scheduling.draft import Draft
 from inferq.worker.engine.scheduling.plan import RunnerSpeeds
@@ -33,7 +34,14 @@ class Preemption:
     hold the shared blocks, end. Siblings therefore make room for each other by recompute only.
     """
 
-    def __init__(self, residency: Residency, mode: str, speeds: RunnerSpeeds | None) -> None:
+    def __init__(
+        self,
+        residency: Residency,
+        mode: str,
+        speeds: RunnerSpeeds | None,
+        events: RequestEvents | None = None,
+    ) -> None:
+        self._events = events or RequestEvents()
         self.num_preemptions = 0
         self.num_swaps = 0
         self._residency = residency
@@ -57,9 +65,11 @@ class Preemption:
         """Let a running or swapped sequence, with its companions, be computed again."""
         if victim.group.steps_together:
             victim.group.note_blocks_wanted(self._residency.pool.block_size)
-        for sequence in self.companions(victim):
+        leaving = self.companions(victim)
+        for sequence in leaving:
             self._residency.drop(sequence)
             self.num_preemptions += 1
+        self._events.note(EventKind.DROPPED, leaving)
 
     def companions(self, victim: Sequence) -> SequenceOf[Sequence]:
         """Return the sequences that are computed again together with `victim`, itself included."""
@@ -82,6 +92,7 @@ class Preemption:
         draft.swapped_out += leaving
         self.num_swaps += len(leaving)
         self.num_preemptions += len(leaving)
+        self._events.note(EventKind.SWAPPED, leaving)
 
     def _fits_host(self, sequences: list[Sequence]) -> bool:
         num_free = self._residency.host.num_free

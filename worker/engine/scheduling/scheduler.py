@@ -9,6 +9,7 @@ from inferq.worker.engine.blocks.host_pool import HostPool
 from inferq.worker.engine.blocks.residency import Residency, distinct_blocks
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.requests.group import SequenceGroup
+from inferq.worker.engine.requests.request_events import EventKind, RequestEvents
 from inferq.worker.engine.requests.sequence import Sequence, SequenceStatus
 from inferq.worker.engine.scheduling.admission import Admission, Demand, Rejection, Verdict
 from inferq.worker.engine.scheduling.draft import Draft
@@ -53,7 +54,8 @@ class Scheduler:
         prompt_limit: PromptLimit | None = None,
     ) -> None:
         self.residency = Residency(pool, host)
-        self.preemption = Preemption(self.residency, config.preemption_mode, speeds)
+        self.events = RequestEvents()
+        self.preemption = Preemption(self.residency, config.preemption_mode, speeds, self.events)
         #: Tokens looked up in the prefix cache by requests that ran for the first time, and found.
         self.prefix_query_tokens = 0
         self.prefix_hit_tokens = 0
@@ -282,6 +284,7 @@ class Scheduler:
         else:
             self._count_hits(candidate, demand)
             self.residency.start(candidate, demand.match.block_ids)
+        self.events.note(EventKind.RUNNING, demand.sequences)
         if not group.steps_together:
             for sequence in demand.sequences:
                 self._schedule_longer(draft, sequence)
