@@ -17,8 +17,11 @@ SNAPSHOT = BlockSnapshot(
     num_blocks=6,
     num_host_blocks=3,
     runs=[2, 3, 2, 0, 1, 2, 1, 1, 1, 1, 0, 0, 3, 0, 0, 0, 2, 4, 1, 2],
-    sequences=[HoldingSequence("00aa11", 0, 40), HoldingSequence("00aa11", 1, 41)]
-    + [HoldingSequence("22bb33", 0, 7)],
+    sequences=[
+        HoldingSequence("00aa11", 0, 40),
+        HoldingSequence("00aa11", 1, 41),
+        HoldingSequence("22bb33", 0, 7),
+    ],
 )
 
 
