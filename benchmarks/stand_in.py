@@ -108,7 +108,7 @@ class StandInEngine:
     def stats(self) -> EngineStats:
         """Return numbers of an engine that has always room."""
         return EngineStats(
-            len(self._left), 0, 0, NUM_BLOCKS, NUM_BLOCKS, 0, 0, 0, 0, 0, 0, 0, 0, self._num_steps
+            len(self._left), 0, 0, NUM_BLOCKS, NUM_BLOCKS, *[0] * 8, self._num_steps, 0, 0
         )
 
     def _write_trace(self) -> None:

@@ -29,16 +29,20 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "inferq.protocol.upkeep": (set(), {"inferq.protocol"}),
     "inferq.protocol.watching": ({"redis"}, {"inferq.protocol"}),
     "inferq.producer": ({"redis", "msgpack"}, {"inferq.protocol"}),
+    "inferq.producer.queue_metrics": (
+        {"prometheus_client"}, {"inferq.producer", "inferq.protocol", "inferq.runtime"},
+    ),
     "inferq.producer.gateway": (
-        SETTINGS | {"redis", "fastapi", "starlette", "uvicorn", "orjson"},
+        SETTINGS | {"redis", "fastapi", "starlette", "uvicorn", "orjson", "prometheus_client"},
         {"inferq.protocol", "inferq.producer", "inferq.runtime", "inferq.version"},
     ),
     "inferq.producer.tasks": (
-        SETTINGS | {"redis", "rq", "httpcore"},
+        SETTINGS | {"redis", "rq", "httpcore", "prometheus_client"},
         {"inferq.protocol", "inferq.producer", "inferq.runtime", "inferq.version"},
     ),
     "inferq.runtime": (
-        SETTINGS, {"inferq.protocol.errors", "inferq.protocol.keys", "inferq.protocol.servers"},
+        SETTINGS | {"prometheus_client"},
+        {"inferq.protocol.errors", "inferq.protocol.keys", "inferq.protocol.servers"},
     ),
     "inferq.kernels": (TENSORS, set()),
     "inferq.worker.engine": (
@@ -47,9 +51,11 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "inferq.worker.model": (
         MODEL_SIDE, {"inferq.kernels", "inferq.protocol", "inferq.worker.engine"},
     ),
-    "inferq.worker.queue": ({"redis", "msgpack", "structlog"}, {"inferq.protocol"}),
+    "inferq.worker.queue": (
+        {"redis", "msgpack", "structlog"}, {"inferq.protocol", "inferq.runtime.histogram"},
+    ),
     "inferq.worker": (
-        MODEL_SIDE | SETTINGS | {"redis", "msgpack"},
+        MODEL_SIDE | SETTINGS | {"redis", "msgpack", "prometheus_client"},
         {"inferq.protocol", "inferq.kernels", "inferq.runtime", "inferq.version"},
     ),
     # the root offers the public names of all, lazily, and the command line

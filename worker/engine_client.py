@@ -69,6 +69,9 @@ class EngineClient:
         self.steps = 0
         self.last_step_at = time.monotonic()
         self.stats: dict[str, int] = {}
+        #: Tokens that all outputs brought.
+        self.generated_tokens = 0
+        self._snapshot: asyncio.Future[bytes] | None = None
         self.step_books = StepBooks()
 
     @property
@@ -143,6 +146,15 @@ class EngineClient:
         """Have the engine drop one output of a request of which others go on."""
         self._send(["abort", [[request_id, index]]])
 
+    async def block_snapshot(self) -> bytes:
+        """Return what the blocks hold after the step under way, encoded for the queue.
+
+        For one caller; an engine that has died never answers.
+        """
+        self._snapshot = asyncio.get_running_loop().create_future()
+        self._send(["blocks"])
+        return await self._snapshot
+
     async def wait_dead(self, timeout_s: float) -> None:
         """Wait until the process has ended, or the time is over."""
         try:
@@ -193,6 +205,7 @@ class EngineClient:
             self.last_step_at = time.monotonic()
         self.stats = stats
         outputs = [decode_output(row) for row in rows]
+        self.generated_tokens += sum(len(output.token_ids) for output in outputs)
         self._unanswered.difference_update(
             output.request_id for output in outputs if output.request_finished
         )

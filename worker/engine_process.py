@@ -20,6 +20,7 @@ from inferq.protocol.errors import InferqError, InvalidRequestError
 from inferq.protocol.messages import FinishReason
 from inferq.protocol.params import SamplingParams
 from inferq.runtime.logs import configure_logging
+from inferq.worker.engine.blocks.block_map import BlockMap
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine, TokenOutput
 from inferq.worker.engine.requests.request_events import RequestEvent
@@ -49,6 +50,7 @@ class Outbox:
         self._stats: dict[str, int] = {}
         self._timed: list[TimedStep] = []
         self._events: list[RequestEvent] = []
+        self._block_map: BlockMap | None = None
         self._changed = False
         threading.Thread(target=self._write, name="outbox", daemon=True).start()
 
@@ -127,6 +129,8 @@ class EngineLoop:
                     for request_id, index in outputs:
                         self._abort(request_id, index)
                     self._report([])
+                case ["blocks"]:
+                    self._outbox.put_blocks(self._engine.block_map())
 
     def _add(
         self,
@@ -190,6 +194,8 @@ class EngineLoop:
                 "cached": stats.blocks_cached,
                 "peak": self._peak_blocks,
                 "swapped": stats.num_swapped,
+                "swap_blocks": stats.swap_blocks_total,
+                "swap_used": stats.swap_blocks_used,
                 "preemptions": stats.num_preemptions,
                 "swaps": stats.num_swaps,
                 "swap_blocks": stats.swap_blocks_total,

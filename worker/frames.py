@@ -4,12 +4,14 @@ to the engine    [options]                              the first frame: the eng
                  ["add", id, prompt ids, [[output ids, ended], …] (resumed), params, priority,
                   cache salt, adapter, whether it is traced]
                  ["abort", [[id, output index or None for all], …]]
+                 ["blocks"]                             what do the blocks hold?
 from the engine  ["ready", {num_blocks, block_size, max_model_len, vocab_size}]
                  ["failed", message, field]             the model cannot be served
                  ["steps", count, [row, …], stats, [[seconds, tokens, sequences], …]]
                   what some steps brought, merged by backlog; the last has each of these steps
                  ["events", [[id, output index, kind, time in s since 1970], …]]
                                                         of traced requests; see `RequestEvent`
+                 ["blocks", snapshot]                   that, as it goes to the queue
 row              [id, index, token ids, logprobs, cumulative logprobs, finish reason, stop reason,
                   cached tokens, error, prompt logprobs, request finished]
 """
@@ -24,6 +26,8 @@ import msgpack
 from inferq.protocol.errors import ErrorInfo
 from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.worker.engine.requests.request_events import EventKind, RequestEvent
+from inferq.protocol.snapshots import BlockSnapshot, HoldingSequence, short_id
+from inferq.worker.engine.blocks.block_map import BlockMap
 from inferq.worker.engine_output import EngineOutput
 
 
@@ -90,6 +94,19 @@ def decode_events(rows: list[list[Any]]) -> list[RequestEvent]:
     return [
         RequestEvent(request_id, index, EventKind(kind), at) for request_id, index, kind, at in rows
     ]
+
+
+def snapshot_of(block_map: BlockMap) -> BlockSnapshot:
+    """Return a block map as it goes to the queue: with the ends of jobs' ids, nothing else."""
+    return BlockSnapshot(
+        num_blocks=block_map.num_blocks,
+        num_host_blocks=block_map.num_host_blocks,
+        runs=block_map.runs,
+        sequences=[
+            HoldingSequence(short_id(each.request_id), each.index, each.num_tokens)
+            for each in block_map.sequences
+        ],
+    )
 
 
 def _encode_logprobs(logprobs: Iterable[TokenLogprob | None] | None) -> list[Any] | None:

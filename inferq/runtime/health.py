@@ -1,10 +1,10 @@
-"""The health port: answers the probes of whoever runs the process, over plain HTTP/1.1."""
+"""The health port: answers probes, and who asks for metrics, over plain HTTP/1.1."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Final, Self
 
@@ -27,19 +27,34 @@ _REASONS: Final = {
 
 #: Says why a check fails; None when all is well.
 Check = Callable[[], str | None]
+#: Given what the client accepts, returns the type and the bytes of a text.
+Page = Callable[[str], Awaitable[tuple[str, bytes]]]
+
+_PLAIN: Final = "text/plain; charset=utf-8"
 
 
 class HealthServer:
     """Serves `checks` by path while it is entered: 200 when one passes, 503 and why when not.
 
-    Listens on `port` (0: any free one, see `port`) of `host`, which is every address when None.
-    Entering raises `InvalidRequestError` for a port or address that cannot be had.
+    `pages` are answered with their text. Listens on `port` (0: any free one, see `port`) of `host`,
+    which is every address when None. Entering raises `InvalidRequestError`, which names `setting`,
+    for a port or address that cannot be had.
     """
 
-    def __init__(self, checks: Mapping[str, Check], *, port: int, host: str | None = None) -> None:
+    def __init__(
+        self,
+        checks: Mapping[str, Check],
+        *,
+        port: int,
+        host: str | None = None,
+        pages: Mapping[str, Page] | None = None,
+        setting: str = "health_port",
+    ) -> None:
         self._checks = dict(checks)
+        self._pages = dict(pages or {})
         self._host = host
         self._port = port
+        self._setting = setting
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -56,7 +71,7 @@ class HealthServer:
         except (OSError, OverflowError) as error:
             where = f"{self._host or 'all addresses'}, port {self._port}"
             raise InvalidRequestError(
-                f"cannot listen on {where}: {error}", field="health_port"
+                f"cannot listen on {where}: {error}", field=self._setting
             ) from None
         self._port = self._server.sockets[0].getsockname()[1]
         return self
@@ -98,25 +113,42 @@ class HealthServer:
             return _response(400, f"more than {MAX_HEAD_BYTES} bytes of headers")
         match head.split(b"\r\n", 1)[0].split(b" "):
             case [b"GET" | b"HEAD" as method, target, version] if version.startswith(b"HTTP/1."):
-                status, text = self._look(target.split(b"?", 1)[0])
-                return _response(status, text, with_body=method == b"GET")
+                answer = await self._answer(target.split(b"?", 1)[0], _accept(head))
+                return _response(*answer, with_body=method == b"GET")
             case [_, _, version] if version.startswith(b"HTTP/"):
                 return _response(405, "only GET and HEAD")
         return _response(400, "not an HTTP/1.1 request")
 
-    def _look(self, path: bytes) -> tuple[int, str]:
-        check = self._checks.get(path.decode("ascii", "replace"))
+    async def _answer(self, target: bytes, accept: str) -> tuple[int, str | bytes, str]:
+        """Return status, body and its type."""
+        path = target.decode("ascii", "replace")
+        if (page := self._pages.get(path)) is not None:
+            kind, body = await page(accept)
+            return 200, body, kind
+        check = self._checks.get(path)
         if check is None:
-            return 404, f"there are {', '.join(self._checks)}"
+            return 404, f"there are {', '.join((*self._checks, *self._pages))}", _PLAIN
         why = check()
-        return (200, "ok") if why is None else (503, why)
+        return (200, "ok", _PLAIN) if why is None else (503, why, _PLAIN)
 
 
-def _response(status: int, text: str, *, with_body: bool = True) -> bytes:
-    body = f"{text}\n".encode()
+def _accept(head: bytes) -> str:
+    """Return what the client accepts; of several headers of that name, the last."""
+    accept = ""
+    for line in head.decode("ascii", "replace").split("\r\n")[1:]:
+        name, _, value = line.partition(":")
+        if name.strip().lower() == "accept":
+            accept = value.strip()
+    return accept
+
+
+def _response(
+    status: int, content: str | bytes, kind: str = _PLAIN, *, with_body: bool = True
+) -> bytes:
+    body = f"{content}\n".encode() if isinstance(content, str) else content
     lines = [
         f"HTTP/1.1 {status} {_REASONS[status]}",
-        "Content-Type: text/plain; charset=utf-8",
+        f"Content-Type: {kind}",
         f"Content-Length: {len(body)}",
         "Cache-Control: no-store",
         "Connection: close",

@@ -48,15 +48,22 @@ def test_outputs_merge_while_the_pipe_is_busy_and_the_requests_end_comes_last() 
     pipe = SlowPipe()
     outbox = Outbox(pipe)  # type: ignore[arg-type]
     outbox.put([], 0, {})
+    steps_taken = [(0.25, 7, 2), (0.5, 2, 2), (0.125, 1, 1)]
     assert pipe.is_sending.wait(10)
-    outbox.put([step(0, 1), step(1, 2)], 1, {"running": 2})
-    outbox.put([step(1, 3, finish_reason=FinishReason.STOP), step(0, 4)], 2, {"running": 1})
+    outbox.put([step(0, 1), step(1, 2)], 1, {"running": 2}, timed=steps_taken[0])
+    outbox.put(
+        [step(1, 3, finish_reason=FinishReason.STOP), step(0, 4)],
+        2,
+        {"running": 1},
+        timed=steps_taken[1],
+    )
     last = step(0, 5, finish_reason=FinishReason.LENGTH, request_finished=True)
-    outbox.put([last], 3, {"running": 0})
+    outbox.put([last], 3, {"running": 0}, timed=steps_taken[2])
     pipe.may_send.set()
     assert pipe.has_second.wait(10)
-    kind, steps, rows, stats = pipe.frames[1]
+    kind, steps, rows, stats, timed = pipe.frames[1]
     assert (kind, steps, stats) == ("steps", 3, {"running": 0})
+    assert [tuple(row) for row in timed] == steps_taken
     first, second = (decode_output(row) for row in rows)
     assert (first.index, first.token_ids, first.finish_reason) == (1, (2, 3), FinishReason.STOP)
     assert (second.index, second.token_ids) == (0, (1, 4, 5))

@@ -13,7 +13,8 @@ class EngineStats:
     reusable prefix. Running, waiting and swapped are sequences, so that a request counts as often
     as it has outputs, once it was forked. num_swaps are the preemptions by swap, among
     num_preemptions. The rest counts since the engine was made; prefix tokens are counted when a
-    request first runs, not when it resumes after preemption.
+    request first runs, not when it resumes after preemption. Computed are the tokens, and the
+    sequences, of all steps together.
     """
 
     num_running: int
@@ -30,6 +31,8 @@ class EngineStats:
     prefix_query_tokens: int
     prefix_hit_tokens: int
     num_steps: int
+    computed_tokens: int
+    computed_sequences: int
 
     @property
     def prefix_hit_rate(self) -> float:
