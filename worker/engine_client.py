@@ -198,6 +198,9 @@ class EngineClient:
                 self._take_steps(steps, rows, stats)
             case ["events", rows]:
                 self.on_events(decode_events(rows))
+            case ["blocks", snapshot]:
+                if self._snapshot is not None and not self._snapshot.done():
+                    self._snapshot.set_result(snapshot)
 
     def _take_steps(self, steps: int, rows: list[list[Any]], stats: dict[str, int]) -> None:
         if steps != self.steps:

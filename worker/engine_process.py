@@ -19,6 +19,7 @@ from typing import Any, Final
 from inferq.protocol.errors import InferqError, InvalidRequestError
 from inferq.protocol.messages import FinishReason
 from inferq.protocol.params import SamplingParams
+from inferq.protocol.snapshots import BlockSnapshot, HoldingSequence, short_id
 from inferq.runtime.logs import configure_logging
 from inferq.worker.engine.blocks.block_map import BlockMap
 from inferq.worker.engine.config import EngineConfig
@@ -76,6 +77,12 @@ class Outbox:
             self._steps, self._stats, self._changed = steps, stats, True
             self._condition.notify()
 
+    def put_blocks(self, block_map: BlockMap) -> None:
+        """Answer what the blocks hold."""
+        with self._condition:
+            self._block_map, self._changed = block_map, True
+            self._condition.notify()
+
     def _write(self) -> None:
         try:
             while True:
@@ -84,11 +91,14 @@ class Outbox:
                     outputs, self._outputs = self._outputs, {}
                     events, self._events = self._events, []
                     timed, self._timed = self._timed, []
+                    block_map, self._block_map = self._block_map, None
                     steps, stats, self._changed = self._steps, self._stats, False
                 if events:  # before the outputs that they led to
                     self._connection.send_bytes(pack(["events", encode_events(events)]))
                 rows = [encode_output(output) for output in outputs.values()]
                 self._connection.send_bytes(pack(["steps", steps, rows, stats, timed]))
+                if block_map is not None:
+                    self._connection.send_bytes(pack(["blocks", _snapshot_of(block_map).encode()]))
         except OSError:
             os._exit(EXIT_ORPHANED)
 
@@ -194,8 +204,6 @@ class EngineLoop:
                 "cached": stats.blocks_cached,
                 "peak": self._peak_blocks,
                 "swapped": stats.num_swapped,
-                "swap_blocks": stats.swap_blocks_total,
-                "swap_used": stats.swap_blocks_used,
                 "preemptions": stats.num_preemptions,
                 "swaps": stats.num_swaps,
                 "swap_blocks": stats.swap_blocks_total,
@@ -241,6 +249,19 @@ def main(connection: Connection) -> int:
         return EXIT_ORPHANED
     EngineLoop(engine, connection).run()
     return 0
+
+
+def _snapshot_of(block_map: BlockMap) -> BlockSnapshot:
+    """Return a block map as it goes to the queue: with the ends of jobs' ids, nothing else."""
+    return BlockSnapshot(
+        num_blocks=block_map.num_blocks,
+        num_host_blocks=block_map.num_host_blocks,
+        runs=block_map.runs,
+        sequences=[
+            HoldingSequence(short_id(each.request_id), each.index, each.num_tokens)
+            for each in block_map.sequences
+        ],
+    )
 
 
 def _failure(error: InferqError) -> list[Any]:

@@ -26,8 +26,6 @@ import msgpack
 from inferq.protocol.errors import ErrorInfo
 from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.worker.engine.requests.request_events import EventKind, RequestEvent
-from inferq.protocol.snapshots import BlockSnapshot, HoldingSequence, short_id
-from inferq.worker.engine.blocks.block_map import BlockMap
 from inferq.worker.engine_output import EngineOutput
 
 
@@ -94,19 +92,6 @@ def decode_events(rows: list[list[Any]]) -> list[RequestEvent]:
     return [
         RequestEvent(request_id, index, EventKind(kind), at) for request_id, index, kind, at in rows
     ]
-
-
-def snapshot_of(block_map: BlockMap) -> BlockSnapshot:
-    """Return a block map as it goes to the queue: with the ends of jobs' ids, nothing else."""
-    return BlockSnapshot(
-        num_blocks=block_map.num_blocks,
-        num_host_blocks=block_map.num_host_blocks,
-        runs=block_map.runs,
-        sequences=[
-            HoldingSequence(short_id(each.request_id), each.index, each.num_tokens)
-            for each in block_map.sequences
-        ],
-    )
 
 
 def _encode_logprobs(logprobs: Iterable[TokenLogprob | None] | None) -> list[Any] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -21,7 +20,6 @@ from inferq.protocol.replies import ClaimedJob
 from inferq.protocol.scripts import QueueScripts
 from inferq.protocol.servers import ServerUrl
 from inferq.runtime.health import HealthServer
-from inferq.version import __version__
 from inferq.worker.dispatch import Dispatcher
 from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.engine_client import EngineClient, EngineInfo
@@ -33,14 +31,12 @@ from inferq.worker.queue.lease import LeaseKeeper
 from inferq.worker.queue.publisher import Publisher
 from inferq.worker.queue.running import RunningJobs
 from inferq.worker.queue.script_connection import ScriptConnection
+from inferq.worker.reports import Reporter
 from inferq.worker.settings import EngineSettings, WorkerSettings
+from inferq.worker.snapshots import Snapshots
 
 logger = structlog.get_logger("inferq.worker")
 
-#: Seconds between two sweeps of the queue.
-SWEEP_INTERVAL_S: Final = 60.0
-#: Milliseconds without a report after which a worker is gone; reports come at least every minute.
-GONE_AFTER_MS: Final = 300_000
 #: Seconds that the claim under way may take to end before it is cut off.
 CLAIM_END_S: Final = 2.0
 #: Seconds that publishing and handing over may take at the end of a drain.
@@ -168,7 +164,6 @@ class WorkerSession:
         self._engine = engine
         self._info = info
         self._room = asyncio.Event()
-        self._is_reporting = True
         worker = settings.worker_name
         self._jobs = jobs = RunningJobs(info.pool_tokens, info.block_size, settings.max_jobs)
         self._dispatcher = dispatcher = Dispatcher(
@@ -224,12 +219,14 @@ class WorkerSession:
             on_cancel=dispatcher.cancel,
             on_deadline=dispatcher.expire,
         )
+        self._snapshots = Snapshots(client, keys, worker, engine)
+        self._reporter = Reporter(settings, scripts, engine, info, self._snapshots)
         engine.on_outputs = dispatcher.receive
 
     @property
     def is_connected(self) -> bool:
         """Whether the last claim and the last report succeeded."""
-        return self._claimer.is_connected and self._is_reporting
+        return self._claimer.is_connected and self._reporter.is_connected
 
     async def serve(self, stop: asyncio.Event, hurry: asyncio.Event) -> int:
         """Work until `stop`, the engine's end, or a fault of our own; then drain."""
@@ -237,7 +234,8 @@ class WorkerSession:
         parts = [
             asyncio.create_task(self._publisher.run(), name="publisher"),
             asyncio.create_task(self._leases.run(), name="leases"),
-            asyncio.create_task(self._report(stop), name="report"),
+            asyncio.create_task(self._reporter.run(stop), name="reporter"),
+            asyncio.create_task(self._snapshots.run(), name="snapshots"),
             asyncio.create_task(self._watch(), name="watchdog"),
         ]
         stopped = asyncio.create_task(stop.wait())
@@ -324,49 +322,6 @@ class WorkerSession:
         waits = [asyncio.create_task(all_ended()), asyncio.create_task(hurry.wait())]
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         await _cancel(waits)
-
-    async def _report(self, stop: asyncio.Event) -> None:
-        """Tell the queue what this worker has, and now and then sweep up after others.
-
-        Sets `stop` when the queue says that the worker shall drain.
-        """
-        settings = self._settings
-        swept_at = time.monotonic()
-        while True:
-            try:
-                reply = await self._scripts.register(settings.worker_name, self._state())
-                self._is_reporting = True
-                if reply.drain and not stop.is_set():
-                    logger.info("asked to drain")
-                    stop.set()
-                if time.monotonic() > swept_at + SWEEP_INTERVAL_S:
-                    swept_at = time.monotonic()
-                    swept = await self._scripts.sweep(gone_ms=GONE_AFTER_MS)
-                    logger.debug("swept", **dataclasses.asdict(swept))
-            except (ServerLost, QueueFull) as error:
-                self._is_reporting = False
-                logger.warning("report failed", error=str(error))
-            await asyncio.sleep(settings.report_interval_s)
-
-    def _state(self) -> dict[str, Any]:
-        stats = self._engine.stats
-        return {
-            "model": self._settings.model_name,
-            "adapters": list(self._settings.lora_adapters or ()),
-            "version": __version__,
-            "blocks": self._info.num_blocks,
-            "block_size": self._info.block_size,
-            "max_model_len": self._info.max_model_len,
-            "free": stats.get("free", self._info.num_blocks),
-            "cached": stats.get("cached", 0),
-            "peak": stats.get("peak", 0),
-            "running": stats.get("running", 0),
-            "waiting": stats.get("waiting", 0),
-            "swapped": stats.get("swapped", 0),
-            "preemptions": stats.get("preemptions", 0),
-            "prefix_queries": stats.get("prefix_queries", 0),
-            "prefix_hits": stats.get("prefix_hits", 0),
-        }
 
     async def _watch(self) -> None:
         """End when the engine does; end the engine when one step takes longer than it may."""
