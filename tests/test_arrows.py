@@ -42,7 +42,14 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "inferq.runtime": (
         SETTINGS | {"prometheus_client"},
-        {"inferq.protocol.errors", "inferq.protocol.keys", "inferq.protocol.servers"},
+        {
+            *("inferq.protocol.errors", "inferq.protocol.keys", "inferq.protocol.servers"),
+            "inferq.runtime.spans",
+        },
+    ),
+    "inferq.runtime.spans": (
+        {"opentelemetry", "structlog"},
+        {"inferq.protocol", "inferq.runtime.tracing", "inferq.version"},
     ),
     "inferq.kernels": (TENSORS, set()),
     "inferq.worker.engine": (

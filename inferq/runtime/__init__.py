@@ -1,13 +1,15 @@
 """What every long-running process shares: its settings and its log lines.
 
 May be imported by the worker (not by its engine and model), the gateway, the tasks and the command
-line; imports the standard library, pydantic, structlog, prometheus_client, and of `inferq.protocol`
-the errors, the names of keys and the forms of server URLs only.
+line; imports the standard library, pydantic, structlog, prometheus_client, OpenTelemetry where
+traces are made, and of `inferq.protocol` the errors, the names of keys, the forms of server URLs
+and of trace contexts only.
 
 - `settings`  a settings model, read from flags and environment with errors that name both
 - `shared_settings`  the settings that mean the same to several processes
 - `flags`     a parser's flags, made of such a model
 - `health`    the port that answers probes, and who asks for metrics
 - `metrics`   a process's books as Prometheus reads them; `histogram`, which needs nothing
+- `tracing`   whether a process makes traces; `spans`, which needs OpenTelemetry, makes them
 - `logs`      structlog over the standard library
 """

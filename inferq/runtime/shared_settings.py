@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
@@ -14,11 +15,11 @@ from inferq.protocol.servers import DEFAULT_URL, ServerUrl
 from inferq.runtime.settings import ProcessSettings, read_list
 
 #: The settings of `ServerSettings`: they mean the same to every process.
-SERVER_SETTINGS: Final = frozenset({"redis_url", "log_level", "log_format"})
+SERVER_SETTINGS: Final = frozenset({"redis_url", "log_level", "log_format", "tracing_endpoint"})
 
 
 class ServerSettings(ProcessSettings):
-    """Which server a process speaks to, and what it logs."""
+    """Which server a process speaks to, what it logs, and where its traces go."""
 
     redis_url: SecretStr = Field(
         SecretStr(DEFAULT_URL),
@@ -30,6 +31,11 @@ class ServerSettings(ProcessSettings):
     log_format: Literal["auto", "json", "pretty"] = Field(
         "auto", description="Form of log lines; auto is pretty on a terminal, JSON elsewhere."
     )
+    tracing_endpoint: str | None = Field(
+        None,
+        description="URL of an OpenTelemetry collector that takes traces by OTLP over HTTP, such "
+        "as http://collector:4318; default: $OTEL_EXPORTER_OTLP_ENDPOINT, else no traces.",
+    )
 
     @field_validator("redis_url")
     @classmethod
@@ -39,6 +45,19 @@ class ServerSettings(ProcessSettings):
             ServerUrl.parse(url.get_secret_value())
         except InvalidRequestError as error:
             raise ValueError(str(error).removeprefix("url: ")) from None
+        return url
+
+    @field_validator("tracing_endpoint")
+    @classmethod
+    def _check_tracing_endpoint(cls, url: str | None) -> str | None:
+        try:
+            parts = urlsplit(url or "http://none")
+            is_whole = parts.scheme in ("http", "https") and bool(parts.hostname)
+            is_whole = is_whole and not (parts.query or parts.fragment) and parts.port != 0
+        except ValueError:
+            is_whole = False
+        if not is_whole:
+            raise ValueError("must be http://HOST[:PORT] or https://HOST[:PORT]")
         return url
 
 
