@@ -28,6 +28,7 @@ from inferq.protocol.errors import ModelError
 from inferq.protocol.prompts import ChatMessage
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.model.architecture import quantized_weight
+from inferq.worker.model.architecture.causal_model import StepTensors
 from inferq.worker.model.architecture.transformer import Decoder
 from inferq.worker.model.loading.loader import load_weights
 from inferq.worker.model.loading.model_loading import load_model, read_model_config
@@ -190,7 +191,8 @@ def logits(decoder: Decoder, dtype: torch.dtype, token_ids: list[int]) -> Tensor
         block_size=block_size,
     )
     positions = torch.arange(count)
-    return decoder.forward(torch.tensor(token_ids), positions, batch, cache, positions).float()
+    step = StepTensors(torch.tensor(token_ids), positions, batch, positions)
+    return decoder.logits(decoder.hidden(step, cache)).float()
 
 
 def distances(result: Tensor, expected: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from inferq.worker.engine.scheduling.plan import (
     SequenceResult,
     StepPlan,
 )
+from inferq.worker.model.architecture.causal_model import StepTensors
 from inferq.worker.model.loading.loader import load_weights
 from inferq.worker.model.loading.model_loading import load_model, read_model_config
 from inferq.worker.model.running.kv_cache import KVCacheShape
@@ -156,14 +157,14 @@ class Driver:
         chunks = sorted(chunks, key=lambda chunk: chunk[1] > 1)
         plan = StepPlan([ScheduledSequence(sequence, count) for sequence, count in chunks])
         inputs = self.inputs.build(plan)
-        logits = self.decoder.forward(
+        step = StepTensors(
             inputs.token_ids,
             inputs.positions,
             inputs.batch,
-            self.kv_cache,
             torch.arange(plan.num_tokens),
             inputs.adapters,
         )
+        logits = self.decoder.logits(self.decoder.hidden(step, self.kv_cache))
         parts = dict(zip([s for s, _ in chunks], logits.split([n for _, n in chunks]), strict=True))
         for sequence, count in chunks:
             sequence.num_computed_tokens += count

@@ -20,6 +20,7 @@ from torch.distributed import HashStore
 from inferq.kernels.attention import AttentionBatch
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
+from inferq.worker.model.architecture.causal_model import StepTensors
 from inferq.worker.model.architecture.config import ModelConfig
 from inferq.worker.model.architecture.transformer import Decoder
 from inferq.worker.model.loading import loader
@@ -72,7 +73,8 @@ def logits_of_rank(folder: Path, rank: int, size: int, store: HashStore, **optio
             block_size=16,
         )
         tokens = torch.tensor(TEXT[first : first + count])
-        parts.append(decoder.forward(tokens, positions, batch, blocks, torch.arange(count)))
+        step = StepTensors(tokens, positions, batch, torch.arange(count))
+        parts.append(decoder.logits(decoder.hidden(step, blocks)))
     return torch.cat(parts)
 
 

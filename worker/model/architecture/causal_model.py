@@ -74,6 +74,22 @@ class ModelDescription:
     products: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """What a step computes, on the model's device.
+
+    `token_ids` and `positions` [T] are int64; `rows` [R], int64, are those of the tokens whose
+    hidden rows are wanted; `adapters` [T], int64, number the tokens' adapters, 0 for none; None
+    where no token has one.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    batch: AttentionBatch
+    rows: Tensor
+    adapters: Tensor | None = None
+
+
 class CausalModel(Protocol):
     """A loaded decoder over the paged cache; see `Decoder`."""
 
@@ -94,31 +110,8 @@ class CausalModel(Protocol):
         """Where it computes."""
         ...
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        batch: AttentionBatch,
-        kv_cache: Tensor,
-        rows: Tensor,
-        adapters: Tensor | None = None,
-    ) -> Tensor:
-        """Return the logits [R, vocab_size] of `rows` [R], having written the cache."""
-        ...
-
-    def hidden(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        batch: AttentionBatch,
-        kv_cache: Tensor,
-        rows: Tensor,
-        adapters: Tensor | None = None,
-    ) -> Tensor:
-        """Compute like `forward`, but stop before the head: returns `rows` [R, hidden_size].
-
-        `adapters` are the numbers of the tokens' adapters [T], int64, 0 for none; None if all are.
-        """
+    def hidden(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
+        """Compute a step but for the head, writing the cache; return `rows` [R, hidden_size]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from inferq.kernels.attention import AttentionBatch, AttentionOps, AttentionPlan
 from inferq.protocol.errors import ModelError
-from inferq.worker.model.architecture.causal_model import ModelDescription
+from inferq.worker.model.architecture.causal_model import ModelDescription, StepTensors
 from inferq.worker.model.architecture.fallback_check import check_tokens_meet_in_attention_only
 from inferq.worker.model.architecture.fallback_config import FallbackConfig
 from inferq.worker.model.loading.loader import weight_files
@@ -181,40 +181,22 @@ class FallbackModel:
         device: torch.device = next(self._body.parameters()).device
         return device
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        batch: AttentionBatch,
-        kv_cache: Tensor,
-        rows: Tensor,
-        adapters: Tensor | None = None,
-    ) -> Tensor:
-        """Return the logits [R, vocab_size] of `rows` [R], having written the cache."""
-        return self.logits(self.hidden(token_ids, positions, batch, kv_cache, rows, adapters))
-
-    def hidden(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        batch: AttentionBatch,
-        kv_cache: Tensor,
-        rows: Tensor,
-        adapters: Tensor | None = None,
-    ) -> Tensor:
-        """Compute like `forward`, but stop before the head: returns `rows` [R, hidden_size]."""
-        if adapters is not None:
+    def hidden(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
+        """Compute a step but for the head, writing the cache; return `rows` [R, hidden_size]."""
+        if step.adapters is not None:
             raise ValueError("adapters are for our own decoder only")
-        with self._attention.step(batch, kv_cache) as step:
+        with self._attention.step(step.batch, kv_cache) as attended:
             output = self._body(
-                input_ids=token_ids[None], position_ids=positions[None], use_cache=False
+                input_ids=step.token_ids[None],
+                position_ids=step.positions[None],
+                use_cache=False,
             )
-        if sorted(step.layers) != list(range(self.config.num_layers)):
+        if sorted(attended.layers) != list(range(self.config.num_layers)):
             raise ModelError(
-                f"{self.config.architecture} cannot be served: {len(set(step.layers))} of its "
+                f"{self.config.architecture} cannot be served: {len(set(attended.layers))} of its "
                 f"{self.config.num_layers} layers attend through transformers' interface"
             )
-        hidden: Tensor = output[0][0][rows]
+        hidden: Tensor = output[0][0][step.rows]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inferq.kernels.attention import AttentionBatch
 from inferq.protocol.errors import ModelError
-from inferq.worker.model.architecture.causal_model import CausalModel
+from inferq.worker.model.architecture.causal_model import CausalModel, StepTensors
 
 _BLOCK_SIZE: Final = 16
 _TEXT_LENGTH: Final = 6
@@ -65,10 +65,10 @@ def _compute(model: CausalModel, kv_cache: Tensor, parts: list[tuple[Tensor, int
         block_size=_BLOCK_SIZE,
     )
     count = sum(lens)
-    return model.hidden(
+    step = StepTensors(
         torch.cat(tokens).to(device),
         torch.cat(positions).to(device),
         batch,
-        kv_cache,
         torch.arange(count, device=device),
-    ).float()
+    )
+    return model.hidden(step, kv_cache).float()

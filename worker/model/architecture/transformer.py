@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.functional import embedding, gelu, relu
 
 from inferq.kernels.activation import gelu_and_mul, silu_and_mul
-from inferq.kernels.attention import AttentionBatch, AttentionOps, AttentionPlan
+from inferq.kernels.attention import AttentionOps, AttentionPlan
 from inferq.kernels.rotary import rotary
-from inferq.worker.model.architecture.causal_model import ModelDescription
+from inferq.worker.model.architecture.causal_model import ModelDescription, StepTensors
 from inferq.worker.model.architecture.config import ModelConfig
 from inferq.worker.model.architecture.linear import Linear, LinearMethod, Reduction
 from inferq.worker.model.architecture.lora import AdapterColumns, AdapterRows
@@ -325,44 +325,22 @@ class Decoder:
         #: Set with the adapters of its products.
         self.adapters: AdapterColumns | None = None
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        batch: AttentionBatch,
-        kv_cache: Tensor,
-        rows: Tensor,
-        adapters: Tensor | None = None,
-    ) -> Tensor:
-        """Compute token_ids [T] at positions [T], write their KV; return logits of `rows` [R].
+    def hidden(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
+        """Compute a step but for the head, writing the cache; return `rows` [R, hidden_size].
 
-        The result is [R, vocab_size]: the head runs only for rows that are sampled.
+        The head then runs only for rows that are sampled, and so does the last layer's MLP.
         """
-        return self.logits(self.hidden(token_ids, positions, batch, kv_cache, rows, adapters))
-
-    def hidden(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        batch: AttentionBatch,
-        kv_cache: Tensor,
-        rows: Tensor,
-        adapters: Tensor | None = None,
-    ) -> Tensor:
-        """Compute like `forward`, but stop before the head: returns `rows` [R, hidden_size].
-
-        `adapters` [T] are the numbers of the tokens' adapters, see `AdapterColumns`.
-        """
-        angles = [table.rows(positions) for table in self._rotary]
+        angles = [table.rows(step.positions) for table in self._rotary]
         kept = None
-        if adapters is not None and self.adapters is not None:
-            kept = self.adapters.rows(adapters)
-        step = Step(self._attention, self._attention.plan(batch), kv_cache, angles, kept)
-        delta = self._embed(token_ids, positions)
+        if step.adapters is not None and self.adapters is not None:
+            kept = self.adapters.rows(step.adapters)
+        plan = self._attention.plan(step.batch)
+        shared = Step(self._attention, plan, kv_cache, angles, kept)
+        delta = self._embed(step.token_ids, step.positions)
         residual: Tensor | None = None
         for layer in self.layers[:-1]:
-            delta, residual = layer(delta, residual, step)
-        delta, residual = self.layers[-1](delta, residual, step, rows)
+            delta, residual = layer(delta, residual, shared)
+        delta, residual = self.layers[-1](delta, residual, shared, step.rows)
         normed, _ = self.final_norm.add(delta, residual)
         return normed
 

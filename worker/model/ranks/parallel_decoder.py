@@ -8,9 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from inferq.kernels.attention import AttentionBatch
 from inferq.worker.engine.scheduling.plan import StepPlan
-from inferq.worker.model.architecture.causal_model import ModelDescription
+from inferq.worker.model.architecture.causal_model import ModelDescription, StepTensors
 from inferq.worker.model.architecture.config import ModelConfig
 from inferq.worker.model.architecture.transformer import Decoder
 from inferq.worker.model.ranks.parallel import Share
@@ -18,9 +17,9 @@ from inferq.worker.model.ranks.parallel_group import RankGroup
 from inferq.worker.model.ranks.parallel_steps import (
     Command,
     StepSizes,
-    StepTensors,
     encode,
     encode_moves,
+    pack,
 )
 from inferq.worker.model.ranks.rank_processes import RankProcesses
 from inferq.worker.model.running.block_moves import BlockMover
@@ -60,33 +59,12 @@ class ParallelDecoder:
         """Where rank 0 computes."""
         return self._decoder.device
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        batch: AttentionBatch,
-        kv_cache: Tensor,
-        rows: Tensor,
-        adapters: Tensor | None = None,
-    ) -> Tensor:
-        """See `Decoder.forward`."""
-        return self.logits(self.hidden(token_ids, positions, batch, kv_cache, rows, adapters))
-
-    def hidden(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        batch: AttentionBatch,
-        kv_cache: Tensor,
-        rows: Tensor,
-        adapters: Tensor | None = None,
-    ) -> Tensor:
+    def hidden(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
         """See `Decoder.hidden`; the other ranks write to caches of their own."""
-        step = StepTensors(token_ids, positions, batch, rows, adapters)
         with self._ranks.together():
             self._ranks.send(encode(Command.STEP, StepSizes.of(step).numbers))
-            self._group.broadcast(step.packed())
-            return self._decoder.hidden(token_ids, positions, batch, kv_cache, rows, adapters)
+            self._group.broadcast(pack(step))
+            return self._decoder.hidden(step, kv_cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Decoder.logits`."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from inferq.kernels.attention import AttentionBatch
 from inferq.worker.engine.scheduling.plan import BlockCopy, StepPlan
+from inferq.worker.model.architecture.causal_model import StepTensors
 
 
 class Command(IntEnum):
@@ -62,30 +63,20 @@ def decode_moves(numbers: Sequence[int]) -> StepPlan:
     return StepPlan([], swap_out=moves[0], swap_in=moves[1], block_copies=moves[2])
 
 
-@dataclass(frozen=True, slots=True)
-class StepTensors:
-    """What a forward pass takes, on the device."""
-
-    token_ids: Tensor
-    positions: Tensor
-    batch: AttentionBatch
-    rows: Tensor
-    adapters: Tensor | None = None
-
-    def packed(self) -> Tensor:
-        """Return all of them as one int64 tensor."""
-        batch = self.batch
-        parts = (
-            self.token_ids,
-            self.positions,
-            batch.slot_mapping,
-            self.rows,
-            batch.query_starts,
-            batch.seq_lens,
-            batch.block_tables.flatten(),
-            *(() if self.adapters is None else (self.adapters,)),
-        )
-        return torch.cat([part.long() for part in parts])
+def pack(step: StepTensors) -> Tensor:
+    """Return a step's tensors as one int64 tensor; `StepSizes.receive` takes it apart."""
+    batch = step.batch
+    parts = (
+        step.token_ids,
+        step.positions,
+        batch.slot_mapping,
+        step.rows,
+        batch.query_starts,
+        batch.seq_lens,
+        batch.block_tables.flatten(),
+        *(() if step.adapters is None else (step.adapters,)),
+    )
+    return torch.cat([part.long() for part in parts])
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,9 +130,7 @@ class RankWorker:
 
     def _step(self, sizes: StepSizes) -> None:
         step = sizes.receive(self._group.broadcast, self._shape.block_size, self._device)
-        self._decoder.hidden(
-            step.token_ids, step.positions, step.batch, self._kv_cache, step.rows, step.adapters
-        )
+        self._decoder.hidden(step, self._kv_cache)
 
     def _hidden_rows(self, count: int) -> Tensor:
         rows = torch.empty(count, self._hidden_size, dtype=self._dtype, device=self._device)

@@ -21,7 +21,7 @@ from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.sampling.host_copy import HostCopy
 from inferq.worker.engine.sampling.packed_copy import PackedCopy
 from inferq.worker.engine.sampling.sampler import Sampling
-from inferq.worker.model.architecture.causal_model import CausalModel
+from inferq.worker.model.architecture.causal_model import CausalModel, StepTensors
 from inferq.worker.model.architecture.transformer import Decoder
 from inferq.worker.model.running.device_rows import NUM_COLUMNS, DeviceRows
 from inferq.worker.model.running.step_inputs import DecodeInputs
@@ -199,14 +199,9 @@ class DecodeGraphs:
             max_seq_len=self._max_model_len,
         )
         token_ids = torch.where(tokens < 0, self._sampled[sources], tokens)
-        hidden = self._decoder.hidden(
-            token_ids,
-            positions,
-            batch,
-            self._kv_cache,
-            self._indexes[:size],
-            self._rows.adapters(rows) if with_adapters else None,
-        )
+        adapters = self._rows.adapters(rows) if with_adapters else None
+        step = StepTensors(token_ids, positions, batch, self._indexes[:size], adapters)
+        hidden = self._decoder.hidden(step, self._kv_cache)
         logits = self._decoder.logits(hidden)[:, : self._vocab_size].float()
         samples = sample_tokens(
             logits, *self._rows.parameters(rows), contexts + 1, self._vocab_size

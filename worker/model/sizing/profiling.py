@@ -13,7 +13,7 @@ from torch import Tensor
 from inferq.kernels.attention import AttentionBatch
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.sampling.sampler import Sampler, SamplingBatch
-from inferq.worker.model.architecture.causal_model import CausalModel
+from inferq.worker.model.architecture.causal_model import CausalModel, StepTensors
 from inferq.worker.model.running.cuda_graphs import (
     DecodeGraphs,
     UnrecordedGraphs,
@@ -95,11 +95,12 @@ def prefill_speed(
     batch = _unwritten_prompts([count], block_size, device)
     tokens = torch.zeros(count, dtype=torch.int64, device=device)
     positions = torch.arange(count, device=device)
+    step = StepTensors(tokens, positions, batch, positions[-1:])
     elapsed = 0.0
     for _ in range(2):  # the first run compiles and touches what it needs
         start = time.perf_counter()
         # Reading a value back waits for the device.
-        decoder.forward(tokens, positions, batch, kv_cache, positions[-1:]).sum().item()
+        decoder.logits(decoder.hidden(step, kv_cache)).sum().item()
         elapsed = time.perf_counter() - start
     return count / elapsed
 
@@ -115,7 +116,8 @@ def _profile(config: EngineConfig, decoder: CausalModel, shape: KVCacheShape) ->
     tokens = torch.zeros(count, dtype=torch.int64, device=device)
     rows = torch.tensor(lens).cumsum(0).to(device) - 1
     adapters = torch.ones_like(tokens) if config.lora_adapters else None
-    logits = decoder.forward(tokens, tokens, batch, shape.allocate(1, device), rows, adapters)
+    step = StepTensors(tokens, tokens, batch, rows, adapters)
+    logits = decoder.logits(decoder.hidden(step, shape.allocate(1, device)))
     Sampler(decoder.config.vocab_size).sample(logits, _plain_sampling(seqs))
 
 
