@@ -1,6 +1,7 @@
 """The decoder against transformers, in float32."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,16 +97,16 @@ def test_no_sampled_row_gives_no_logits_but_writes_the_cache(
     folder = make_model()
     driver = driver_of(folder)
     sequence = driver.sequence(random_text(6, 1))
-    step, driver.decoder.forward = driver.decoder.forward, None  # type: ignore[method-assign]
+    hidden = driver.decoder.hidden
     given = []
 
-    def without_rows(*args: torch.Tensor) -> torch.Tensor:
-        given.append(step(*args[:4], torch.arange(0)))
-        return torch.zeros(5, 97)
+    def without_rows(step: StepTensors, kv_cache: torch.Tensor) -> torch.Tensor:
+        given.append(driver.decoder.logits(hidden(replace(step, rows=torch.arange(0)), kv_cache)))
+        return torch.zeros(5, driver.decoder.config.hidden_size)
 
-    driver.decoder.forward = without_rows  # type: ignore[method-assign]
+    driver.decoder.hidden = without_rows  # type: ignore[method-assign]
     driver.step([(sequence, 5)])
-    driver.decoder.forward = step  # type: ignore[method-assign]
+    driver.decoder.hidden = hidden  # type: ignore[method-assign]
     (logits,) = driver.step([(sequence, 1)])
     assert given[0].shape == (0, 97)
     expected = reference_logits(folder, sequence.token_ids)[-1:]
