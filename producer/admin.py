@@ -16,6 +16,8 @@ from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import new_job_id
 from inferq.protocol.replies import DeadLetter, QueueOverview
 from inferq.protocol.scripts import QueueScripts
+from inferq.protocol.snapshots import BlockSnapshot
+from inferq.protocol.watching import mark_watched, read_snapshot
 
 #: Most dead letters read in one call.
 LETTERS_AT_ONCE: Final = 100
@@ -65,6 +67,25 @@ class QueueAdmin:
             *(read_workers(server, scripts) for server, scripts in self._all())
         )
         return [worker for report in reports for worker in report]
+
+    async def watch(self) -> None:
+        """Have workers tell what their blocks hold for the next ten seconds, and report often."""
+        await asyncio.gather(
+            *(
+                server.call(functools.partial(mark_watched, server.commands, scripts.keys))
+                for server, scripts in self._all()
+            )
+        )
+
+    async def block_snapshot(self, worker: str, partition: int = 0) -> BlockSnapshot | None:
+        """Return what a worker's blocks held a moment ago; None unless it was watched then.
+
+        Raises `DecodeError` for one that cannot be read.
+        """
+        server, scripts = self._one(partition)
+        return await server.call(
+            functools.partial(read_snapshot, server.commands, scripts.keys, worker)
+        )
 
     async def drain(self, worker: str) -> None:
         """Ask a worker to drain and end, as SIGTERM does; it learns of it at its next report.

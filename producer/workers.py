@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,6 +12,9 @@ from inferq.protocol.scripts import QueueScripts
 
 #: Seconds without a report after which a worker counts as gone; by default it reports every 5.
 ALIVE_S: Final = 30.0
+#: Reports of a worker that may be missed before it counts as late, and the least wait in seconds.
+LATE_REPORTS: Final = 3
+LATE_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +23,10 @@ class WorkerInfo:
 
     Counts are in KV blocks of `block_size` tokens, and in sequences; `peak_blocks` is the most
     blocks that were ever in use. `prefix_hit_tokens` of `prefix_query_tokens` prompt tokens were
-    found in the prefix cache since the worker started. `adapters` are names that jobs may ask for
-    as models, beside `model`.
+    found in the prefix cache since the worker started, and `prompt_tokens` and `generated_tokens`
+    are all since then; `prompt_rate` and `generated_rate` are in tokens per second, between its last
+    two reports. `report_interval_s` is when it will report next; 0: not known. `adapters` are names
+    that jobs may ask for as models, beside `model`.
     """
 
     name: str
@@ -41,6 +47,29 @@ class WorkerInfo:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     adapters: tuple[str, ...] = ()
+    swap_blocks: int = 0
+    used_swap_blocks: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    prompt_rate: float = 0.0
+    generated_rate: float = 0.0
+    report_interval_s: float = 0.0
+    is_draining: bool = False
+
+    @property
+    def state(self) -> str:
+        """`serving`, `draining`, `late` (reports are missing) or `gone` (for 30 seconds)."""
+        if not self.is_alive:
+            return "gone"
+        interval_s = self.report_interval_s
+        if interval_s and self.age_s > max(LATE_S, LATE_REPORTS * interval_s):
+            return "late"
+        return "draining" if self.is_draining else "serving"
+
+    @property
+    def is_reporting(self) -> bool:
+        """Whether its rates are those of now."""
+        return self.state in ("serving", "draining")
 
     @property
     def is_alive(self) -> bool:
@@ -56,6 +85,8 @@ class WorkerInfo:
         def count(key: str) -> int:
             value = report.get(key, 0)
             return value if isinstance(value, int) else 0
+
+        prompt_rate, generated_rate = _rates(report.get("rates"))
 
         return cls(
             name=name,
@@ -76,7 +107,27 @@ class WorkerInfo:
             prefix_query_tokens=count("prefix_queries"),
             prefix_hit_tokens=count("prefix_hits"),
             adapters=_names(report.get("adapters")),
+            swap_blocks=count("swap_blocks"),
+            used_swap_blocks=count("swap_blocks_used"),
+            prompt_tokens=count("prompt_tokens"),
+            generated_tokens=count("generated_tokens"),
+            prompt_rate=prompt_rate,
+            generated_rate=generated_rate,
+            report_interval_s=count("every") / 1000,
+            is_draining=report.get("draining") is True,
         )
+
+
+def _rates(value: Any) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        return 0.0, 0.0
+    prompt, generated = (_rate(each) for each in value)
+    return prompt, generated
+
+
+def _rate(value: Any) -> float:
+    is_rate = isinstance(value, int | float) and math.isfinite(value) and value >= 0
+    return float(value) if is_rate else 0.0
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ class Snapshots:
         """Whether somebody looks."""
         return self._watched.is_set()
 
-    def watch(self, is_watched: bool) -> None:  # noqa: FBT001 - what the heartbeat's answer says
+    def watch(self, is_watched: bool) -> None:
         """Begin or end."""
         if is_watched:
             self._watched.set()

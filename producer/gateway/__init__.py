@@ -11,7 +11,8 @@ Needs the extra `gateway` (fastapi, uvicorn, pydantic, structlog). Imports the S
 - `in_flight`      what this process is busy with, and how it ends
 - `errors`         every error in OpenAI's shape
 - `middleware`     request ids, log lines, keys, the last resort
-- `routes`         one module for each group of paths; `static` the page at `/`
+- `routes`         one module for each group of paths; `static` the pages at `/` and `/status`
+- `status`         queues over the last minutes, workers and their blocks
 - `admission`      API keys, what a key may do, its limits in Redis
 - `requests`       bodies and headers to jobs
 - `answers`        jobs' events to responses

@@ -26,6 +26,7 @@ from inferq.producer.gateway.routes import (
     openapi,
     page,
     refused,
+    status,
     streams,
     tokenization,
 )
@@ -65,7 +66,17 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.gateway = gateway
-    for module in (completions, chat, streams, tokenization, models, health, openapi, refused):
+    for module in (
+        completions,
+        chat,
+        streams,
+        tokenization,
+        models,
+        health,
+        status,
+        openapi,
+        refused,
+    ):
         app.include_router(module.router)
     app.include_router(page.page_router())
     for kind, handler in (

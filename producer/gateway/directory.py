@@ -48,6 +48,7 @@ class _View:
     client: AsyncClient
     #: By name.
     models: dict[str, Served] = field(default_factory=dict)
+    workers: list[WorkerInfo] = field(default_factory=list)
     num_alive: int = 0
     looked_s: float | None = None
     is_lost: bool = False
@@ -76,6 +77,10 @@ class Directory:
         """Whether every queue was looked at within the last seconds."""
         limit = time.monotonic() - max(STALE_S, 3 * self._settings.poll_interval_s)
         return all(view.looked_s and view.looked_s > limit for view in self._views.values())
+
+    def workers(self, queue: str) -> list[WorkerInfo]:
+        """Return the last reports of a queue's workers, those that are gone included."""
+        return self._views[queue].workers
 
     def served(self) -> list[Served]:
         """Return every model that can be asked for now, by name."""
@@ -136,6 +141,7 @@ class Directory:
             logger.info("queue reached again", queue=queue)
         view.is_lost = False
         alive = [worker for worker in workers if worker.is_alive and worker.model]
+        view.workers = workers
         view.num_alive = len(alive)
         view.models = _models_of(queue, view.client, alive)
         view.looked_s = time.monotonic()

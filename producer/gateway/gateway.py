@@ -18,6 +18,7 @@ from inferq.producer.gateway.errors import HttpError, to_http_error
 from inferq.producer.gateway.in_flight import InFlight
 from inferq.producer.gateway.requests.body import BodyMemory
 from inferq.producer.gateway.settings import GatewaySettings
+from inferq.producer.gateway.status.watcher import StatusWatcher
 from inferq.producer.server import end_tasks
 from inferq.protocol.errors import QueueFull
 
@@ -39,6 +40,7 @@ class Gateway:
     limiter: Limiter
     in_flight: InFlight
     bodies: BodyMemory
+    status: StatusWatcher
 
     @classmethod
     def build(cls, settings: GatewaySettings) -> Gateway:
@@ -53,27 +55,30 @@ class Gateway:
             )
             for queue in settings.queues
         }
+        directory = Directory(settings, clients)
         return cls(
             settings=settings,
             clients=clients,
-            directory=Directory(settings, clients),
+            directory=directory,
             keys=KeyRing(settings.api_keys_file),
             limiter=Limiter(clients[settings.queues[0]]),
             in_flight=InFlight(settings.max_concurrent_requests),
             bodies=BodyMemory(settings.max_bodies_bytes),
+            status=StatusWatcher(settings, directory.workers),
         )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the parts up to date that follow something; close the clients at the end."""
         await self.directory.look()
-        parts: tuple[_Part, ...] = (self.directory, self.keys, self.limiter)
+        parts: tuple[_Part, ...] = (self.directory, self.keys, self.limiter, self.status)
         tasks = [asyncio.create_task(_kept_running(part)) for part in parts]
         try:
             yield
         finally:
             await end_tasks(tasks)
             await self.limiter.aclose()
+            await self.status.aclose()
             for client in self.clients.values():
                 await client.aclose()
 

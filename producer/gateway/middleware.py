@@ -19,7 +19,7 @@ access_logger = structlog.get_logger("inferq.gateway.access")
 
 #: Paths that need no key: health, the pages, and what these load.
 PUBLIC_PATHS: Final = frozenset(
-    {"/", "/health", "/livez", "/readyz", "/version", "/docs", "/openapi.json", "/favicon.ico"}
+    {"/", "/status", "/health", "/livez", "/readyz", "/version", "/docs", "/openapi.json", "/favicon.ico"}
 )
 PUBLIC_PREFIX: Final = "/static/"
 

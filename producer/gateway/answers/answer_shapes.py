@@ -12,7 +12,11 @@ _MAYBE_TEXT: Final = {"type": ["string", "null"]}
 _COUNT: Final = {"type": "integer", "minimum": 0}
 _MAYBE_OBJECT: Final = {"type": ["object", "null"]}
 _FINISH_REASON: Final = {"enum": ["stop", "length", "tool_calls"]}
+_NUMBER: Final = {"type": "number", "minimum": 0}
+_NUMBERS: Final = {"type": "array", "items": _NUMBER}
+_MAYBE_NUMBER: Final = {"type": ["number", "null"], "minimum": 0}
 _COUNTS: Final = {"type": "array", "items": _COUNT}
+_MAYBE_COUNT: Final = {"type": ["integer", "null"], "minimum": 0}
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -56,6 +60,54 @@ _TOOL_CALL: Final = _object(
 _MESSAGE: Final = _object(role={"const": "assistant"}, content=_MAYBE_TEXT)
 _MESSAGE["properties"]["tool_calls"] = _many(_TOOL_CALL, minItems=1)
 
+_BATCH: Final = _object(
+    id=_TEXT,
+    object={"const": "batch"},
+    endpoint=_TEXT,
+    model=_MAYBE_TEXT,
+    errors=_MAYBE_OBJECT,
+    input_file_id=_TEXT,
+    completion_window=_TEXT,
+    status={
+        "enum": [
+            *("validating", "failed", "in_progress", "finalizing", "completed", "expired"),
+            *("cancelling", "cancelled"),
+        ]
+    },
+    output_file_id=_MAYBE_TEXT,
+    error_file_id=_MAYBE_TEXT,
+    created_at=_COUNT,
+    expires_at=_COUNT,
+    **dict.fromkeys(
+        (
+            *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
+            *("cancelling_at", "cancelled_at"),
+        ),
+        _MAYBE_COUNT,
+    ),
+    request_counts=_object(total=_COUNT, completed=_COUNT, failed=_COUNT),
+    usage=_object(
+        input_tokens=_COUNT,
+        input_tokens_details=_object(cached_tokens=_COUNT),
+        output_tokens=_COUNT,
+        output_tokens_details=_object(reasoning_tokens=_COUNT),
+        total_tokens=_COUNT,
+    ),
+    metadata={"type": ["object", "null"], "additionalProperties": _TEXT},
+)
+
+
+def _page(name: str) -> dict[str, Any]:
+    """Return the schema of one page of a list."""
+    return _object(
+        object={"const": "list"},
+        data=_many(_ref(name)),
+        first_id=_MAYBE_TEXT,
+        last_id=_MAYBE_TEXT,
+        has_more={"type": "boolean"},
+    )
+
+
 #: Schemas by name.
 SHAPES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
     {
@@ -97,6 +149,86 @@ SHAPES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
             "required": ["data"],
             "properties": {"id": _TEXT, "data": _TEXT},
         },
+        "File": _object(
+            id=_TEXT,
+            object={"const": "file"},
+            bytes=_COUNT,
+            created_at=_COUNT,
+            expires_at=_MAYBE_COUNT,
+            filename=_TEXT,
+            purpose=_TEXT,
+            status={"enum": ["uploaded", "processed", "error"]},
+            status_details=_MAYBE_TEXT,
+        ),
+        "Files": _page("File"),
+        "FileDeleted": _object(id=_TEXT, object={"const": "file"}, deleted={"type": "boolean"}),
+        "Batch": _BATCH,
+        "Batches": _page("Batch"),
+        "Queues": _object(
+            object={"const": "status"}, interval_s=_NUMBER, queues=_many(_ref("Queue"))
+        ),
+        "Queue": _object(
+            queue=_TEXT,
+            is_reached={"type": "boolean"},
+            now={"oneOf": [_ref("QueueNow"), {"type": "null"}]},
+            history=_object(
+                **dict.fromkeys(
+                    ("time", "high", "normal", "low", "taken", "prompt", "generated"), _NUMBERS
+                )
+            ),
+            workers=_many(_ref("Worker")),
+        ),
+        "QueueNow": _object(
+            time=_NUMBER,
+            lanes=_object(
+                **dict.fromkeys(
+                    ("high", "normal", "low"),
+                    _object(waiting=_COUNT, taken=_COUNT, oldest_s=_MAYBE_NUMBER),
+                )
+            ),
+            oldest_s=_MAYBE_NUMBER,
+            **dict.fromkeys(
+                (
+                    *("queued", "running", "delayed", "left_behind", "dead_letters"),
+                    *("prompt_tokens_outstanding", "budget_tokens_outstanding"),
+                ),
+                {"type": "integer"},
+            ),
+        ),
+        "Worker": _object(
+            name=_TEXT,
+            partition=_COUNT,
+            state={"enum": ["serving", "draining", "late", "gone"]},
+            age_s=_NUMBER,
+            model=_TEXT,
+            adapters=_many(_TEXT),
+            version=_TEXT,
+            **dict.fromkeys(
+                (
+                    *("running", "waiting", "swapped", "preemptions", "blocks", "free_blocks"),
+                    *("cached_blocks", "peak_blocks", "swap_blocks", "used_swap_blocks"),
+                    *("block_size", "max_model_len", "prompt_tokens", "generated_tokens"),
+                ),
+                _COUNT,
+            ),
+            prompt_rate=_NUMBER,
+            generated_rate=_NUMBER,
+        ),
+        "Blocks": _object(
+            object={"const": "blocks"},
+            queue=_TEXT,
+            partition=_COUNT,
+            worker=_TEXT,
+            snapshot={"oneOf": [_ref("BlockSnapshot"), {"type": "null"}]},
+        ),
+        "BlockSnapshot": _object(
+            states=_many(_TEXT),
+            counts={"type": "object", "additionalProperties": _COUNT},
+            blocks=_COUNT,
+            host_blocks=_COUNT,
+            runs=_COUNTS,
+            sequences=_many(_object(job=_TEXT, index=_COUNT, tokens=_COUNT)),
+        ),
         "Status": _object(status=_TEXT),
         "Version": _object(version=_TEXT),
     }
@@ -105,10 +237,11 @@ SHAPES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a successful operation answers with: JSON of a shape, server-sent events, or either."""
+    """What a successful operation answers with: JSON of a shape, server-sent events, or bytes."""
 
     shape: str | None
     is_stream: bool = False
+    is_file: bool = False
 
     def content(self) -> dict[str, Any]:
         """Return the `content` of the response."""
@@ -117,6 +250,9 @@ class Answer:
             content["application/json"] = {"schema": _ref(self.shape)}
         if self.is_stream:
             content["text/event-stream"] = {"schema": _ref("Event")}
+        if self.is_file:
+            schema = {"type": "string", "format": "binary"}
+            content["application/octet-stream"] = {"schema": schema}
         return content
 
 
@@ -131,6 +267,17 @@ ANSWERS: Final[Mapping[tuple[str, str], Answer]] = MappingProxyType(
         ("post", "/detokenize"): Answer("Text"),
         ("get", "/v1/models"): Answer("Models"),
         ("get", "/v1/models/{model}"): Answer("Model"),
+        ("post", "/v1/files"): Answer("File"),
+        ("get", "/v1/files"): Answer("Files"),
+        ("get", "/v1/files/{file_id}"): Answer("File"),
+        ("get", "/v1/files/{file_id}/content"): Answer(None, is_file=True),
+        ("delete", "/v1/files/{file_id}"): Answer("FileDeleted"),
+        ("post", "/v1/batches"): Answer("Batch"),
+        ("get", "/v1/batches"): Answer("Batches"),
+        ("get", "/v1/batches/{batch_id}"): Answer("Batch"),
+        ("post", "/v1/batches/{batch_id}/cancel"): Answer("Batch"),
+        ("get", "/status/queues"): Answer("Queues"),
+        ("get", "/status/blocks"): Answer("Blocks"),
         ("get", "/livez"): Answer("Status"),
         ("get", "/readyz"): Answer("Status"),
         ("get", "/health"): Answer("Status"),

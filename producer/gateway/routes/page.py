@@ -1,4 +1,5 @@
-"""The page at `/` to try the gateway by hand, and its files: all of one origin, no inline code."""
+"""The pages: `/` to try the gateway by hand, `/status`; of one origin with their files, no inline
+code."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _TYPES: Final = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-_INDEX: Final = "page.html"
+#: By file; the others are what they load.
+_PATHS: Final = {"page.html": "/", "status.html": "/status"}
 _HEADERS: Final = {
     "Content-Security-Policy": "; ".join(
         (
@@ -56,10 +58,10 @@ class _File:
 
 
 def page_router() -> APIRouter:
-    """Return the routes `/` and `/static/…`, which need no key; the files are read now."""
+    """Return the routes of the pages and of `/static/…`; no key needed, the files are read now."""
     router = APIRouter(include_in_schema=False)
     for name, file in _read_files().items():
-        path = "/" if name == _INDEX else f"/static/{name}"
+        path = _PATHS.get(name, f"/static/{name}")
         router.add_api_route(path, file.answer, methods=["GET", "HEAD"])
     return router
 

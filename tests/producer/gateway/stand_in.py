@@ -16,6 +16,7 @@ from inferq.protocol.keys import QueueKeys
 from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.scripts import QueueScripts
+from inferq.protocol.snapshots import BlockSnapshot
 from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.engine_client import EngineClient, EngineInfo
 from inferq.worker.engine_output import EngineOutput
@@ -53,6 +54,8 @@ class StandInEngine(EngineClient):
         self.answers: list[str] = []
         self.requests: list[SamplingParams] = []
         self.aborted: list[str] = []
+        #: What the blocks are said to hold.
+        self.snapshot = BlockSnapshot(NUM_BLOCKS, 0, [NUM_BLOCKS, 0, 0, 0], [])
         self._tokenizer = tokenizer
         self._info = EngineInfo(NUM_BLOCKS, 16, max_model_len, tokenizer.vocab_size)
         self._running: dict[str, _Request] = {}
@@ -96,6 +99,9 @@ class StandInEngine(EngineClient):
     def abort_output(self, request_id: str, index: int) -> None:
         if request_id in self._running:
             self._running[request_id].done.pop(index, None)
+
+    async def block_snapshot(self) -> bytes:
+        return self.snapshot.encode()
 
     async def stop(self) -> None:
         if self._task is not None:
