@@ -193,6 +193,49 @@ class TaskKeys:
         return f"{self.PREFIX}interval:{self.queue}:{duty}"
 
 
+@dataclass(frozen=True, slots=True)
+class BatchKeys:
+    """The keys of files and batches; all share a hash tag, so scripts are atomic."""
+
+    #: What every key starts with.
+    PREFIX: ClassVar[str] = "inferq:{batches}:"
+    #: What the keys of each file and of each batch start with, before its id.
+    FILES: ClassVar[str] = f"{PREFIX}file:"
+    BATCHES: ClassVar[str] = f"{PREFIX}batch:"
+
+    def file(self, file_id: str) -> str:
+        """Hash: one file."""
+        return f"{self.FILES}{file_id}"
+
+    def files(self, owner: str | None) -> str:
+        """Sorted set: an API key's files by the server time (ms) at which they were made."""
+        return f"{self.PREFIX}files:{owner or ''}"
+
+    def batch(self, batch_id: str) -> str:
+        """Hash: one batch."""
+        return f"{self.BATCHES}{batch_id}"
+
+    def parts(self, batch_id: str) -> str:
+        """List: the parts of a batch's output that are whole."""
+        return f"{self.PREFIX}parts:{batch_id}"
+
+    def batches(self, owner: str | None) -> str:
+        """Sorted set: an API key's batches by the server time (ms) at which they were made."""
+        return f"{self.PREFIX}batches:{owner or ''}"
+
+    def due(self, queue: str) -> str:
+        """Sorted set: batches that have not ended by the server time (ms) when one may take them.
+
+        `queue` is the first of the gateway's that made them.
+        """
+        return f"{self.PREFIX}due:{QueueKeys(queue).queue}"
+
+    @property
+    def expiring(self) -> str:
+        """Sorted set: files, and batches that have ended, by the server time (ms) of their end."""
+        return f"{self.PREFIX}expiring"
+
+
 def new_job_id(partition: int = 0) -> str:
     """Make a job id: 48 bits of milliseconds, 80 random bits (as in UUIDv7), the partition."""
     milliseconds = time.time_ns() // 1_000_000

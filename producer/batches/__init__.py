@@ -1,0 +1,17 @@
+"""Batches: files of requests, answered line by line through the queue at the lane for such work.
+
+May be imported by the gateway, the tasks and the command line; imports the SDK, `inferq.protocol`,
+the gateway's pure parts (bodies to jobs, events to answers), fsspec and orjson.
+
+- `records`   what is known of a file and of a batch
+- `store`     the records in Redis, each change atomic (`lua/`)
+- `storage`   the files' bytes: a folder, or S3
+- `line_reader`  bytes to lines of bounded length
+- `lines`     a line to a checked request; `surveys` the first pass over a whole file
+- `answering` a checked request to its line of output
+- `windows`   what is in flight, and how far a batch has come; `journals` where that is kept
+- `parts`     lines that ended, kept in parts, which are joined in the end
+- `running`   a batch's lines from first to last; `conducting` batches as the tasks run them
+- `local`     a batch from file to file, without a gateway
+- `models`    which queue serves a batch's model
+"""

@@ -1,0 +1,1 @@
+"""The atomic operations on files and batches."""

@@ -1,0 +1,295 @@
+"""Where the bytes of files lie: a folder, or a bucket of S3 or what speaks like it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import fsspec
+import structlog
+
+from inferq.protocol.errors import InferqError, InvalidRequestError, MissingExtraError
+
+logger = structlog.get_logger("inferq.batches")
+
+#: Bytes read at once.
+READ_BYTES: Final = 4 * 2**20
+#: Bytes of a part of an upload to S3, which holds one of them in memory.
+UPLOAD_PART_BYTES: Final = 8 * 2**20
+#: Time-outs in seconds of one request to S3.
+S3_CONNECT_TIMEOUT_S: Final = 5
+S3_READ_TIMEOUT_S: Final = 60
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
+_PROTOCOL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_TEMPORARY: Final = ".tmp"
+
+T = TypeVar("T")
+
+
+class StorageError(InferqError):
+    """The storage is away, full, or does not let us; the same may succeed later."""
+
+
+class StoredFileGone(StorageError):
+    """There is no file of that name in the storage."""
+
+
+class FileWriter(Protocol):
+    """A file that is being written: there as a whole once `commit` returns, or not at all."""
+
+    @property
+    def size(self) -> int:
+        """Bytes taken so far."""
+
+    async def write(self, data: bytes) -> None:
+        """Take the next bytes."""
+
+    async def commit(self) -> None:
+        """Make the file be there, in place of another of its name."""
+
+
+class FileStorage:
+    """Files by name, below `url`: a folder's path, `file://…`, or `s3://bucket/prefix`.
+
+    `endpoint_url` is that of a storage that speaks like S3; credentials and region come from the
+    environment as with every AWS client. Names are made by us: an id, or two joined by a slash.
+    Raises `InvalidRequestError` (field `batch_storage`) for a URL that is none of these and
+    `MissingExtraError` without s3fs; its methods raise `StorageError`.
+    """
+
+    def __init__(self, url: str, *, endpoint_url: str | None = None) -> None:
+        found = _PROTOCOL.match(url)
+        protocol = "file" if found is None else found[1].lower()
+        if protocol not in ("file", "s3") or not url:
+            raise InvalidRequestError(
+                f"{protocol}:// is not supported; give a folder, file://… or s3://bucket/prefix",
+                field="batch_storage",
+            )
+        self._is_local = protocol == "file"
+        path = url if found is None else url[found.end() :]
+        if endpoint_url is not None and self._is_local:
+            raise InvalidRequestError("goes with s3:// only", field="batch_storage_endpoint")
+        if not path.strip("/"):
+            raise InvalidRequestError("names no folder or bucket", field="batch_storage")
+        self._root = str(Path(path).resolve()) if self._is_local else path.strip("/")
+        self._options: dict[str, Any] = {"auto_mkdir": True}
+        if not self._is_local:
+            self._options = _s3_options(endpoint_url)
+        self._made: Any = None
+        self._lock = threading.Lock()
+        self.name = f"{protocol}://{self._root}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    @asynccontextmanager
+    async def writer(self, name: str) -> AsyncIterator[FileWriter]:
+        """Write a file; without `commit` nothing of it stays."""
+        kind = _FolderWriter if self._is_local else _BucketWriter
+        made = await self._call(lambda files: kind(files, self._path(name)))
+        writer = _ThreadedWriter(self, made)
+        try:
+            yield writer
+        finally:
+            await writer.close()
+
+    async def read(self, name: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yield a file's bytes from `offset` on, some at a time."""
+        path = self._path(name)
+        size = await self.size(name)
+        while offset < size:
+            end = min(offset + READ_BYTES, size)
+            start = offset
+            data: bytes = await self._call(
+                lambda files, start=start, end=end: files.cat_file(path, start=start, end=end)
+            )
+            if not data:
+                raise StorageError(f"{name} ends at byte {offset} of {size}")
+            yield data
+            offset += len(data)
+
+    async def size(self, name: str) -> int:
+        """Return the bytes that a file has; raise `StoredFileGone` if it is not there."""
+        path = self._path(name)
+        return int((await self._call(lambda files: files.info(path)))["size"])
+
+    async def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        try:
+            await self.size(name)
+        except StoredFileGone:
+            return False
+        return True
+
+    async def delete(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        path = self._path(name)
+        try:
+            await self._call(lambda files: files.rm_file(path))
+        except StoredFileGone:
+            return
+
+    async def delete_folder(self, name: str) -> None:
+        """Remove all files whose names begin with `name` and a slash."""
+        path = self._path(name)
+
+        def remove(files: Any) -> None:
+            if files.exists(path):
+                files.rm(path, recursive=True)
+
+        try:
+            await self._call(remove)
+        except StoredFileGone:
+            return
+
+    async def check(self) -> None:
+        """Raise `StorageError` unless a file can be written, read and removed."""
+        name = f"check-{secrets.token_hex(8)}"
+        async with self.writer(name) as writer:
+            await writer.write(b"inferq")
+            await writer.commit()
+        async for _ in self.read(name):
+            pass
+        await self.delete(name)
+
+    async def call(self, operation: Callable[[], T]) -> T:
+        """Perform a blocking operation in a thread; errors are `StorageError`s."""
+        return await self._call(lambda _: operation())
+
+    async def _call(self, operation: Callable[[Any], T]) -> T:
+        return await asyncio.to_thread(self._translated, operation)
+
+    def _translated(self, operation: Callable[[Any], T]) -> T:
+        try:
+            return operation(self._files())
+        except InferqError:
+            raise
+        except FileNotFoundError as error:
+            raise StoredFileGone(f"{self.name}: {error} is not there") from None
+        except Exception as error:  # each driver has errors of its own
+            raise StorageError(f"{self.name}: {type(error).__name__}: {error}") from error
+
+    def _files(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                protocol = "file" if self._is_local else "s3"
+                self._made = fsspec.filesystem(protocol, skip_instance_cache=True, **self._options)
+            return self._made
+
+    def _path(self, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise InvalidRequestError(f"{name[:80]!r} is not a name in the storage", field="name")
+        return f"{self._root}/{name}"
+
+
+def _s3_options(endpoint_url: str | None) -> dict[str, Any]:
+    try:
+        import s3fs  # noqa: F401 - an extra of its own
+    except ImportError:
+        raise MissingExtraError("s3", "s3fs") from None
+    return {
+        "endpoint_url": endpoint_url,
+        "use_listings_cache": False,
+        "config_kwargs": {
+            "connect_timeout": S3_CONNECT_TIMEOUT_S,
+            "read_timeout": S3_READ_TIMEOUT_S,
+        },
+    }
+
+
+class _BlockingWriter(Protocol):
+    def __init__(self, files: Any, path: str) -> None: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class _FolderWriter:
+    """Writes beside the file's place and renames, so that a reader sees all of it or nothing."""
+
+    def __init__(self, files: Any, path: str) -> None:
+        self._path = Path(path)
+        self._temporary = Path(f"{path}.{secrets.token_hex(8)}{_TEMPORARY}")
+        self._file = files.open(str(self._temporary), "wb")
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+
+    def commit(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._temporary.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def abort(self) -> None:
+        try:
+            self._file.close()  # which writes what is buffered: a full disk is full here too
+        finally:
+            self._temporary.unlink()
+
+
+class _BucketWriter:
+    """An upload in parts, which S3 makes a file when it is completed."""
+
+    def __init__(self, files: Any, path: str) -> None:
+        self._file = files.open(path, "wb", block_size=UPLOAD_PART_BYTES, autocommit=False)
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+
+    def commit(self) -> None:
+        self._file.close()
+        self._file.commit()
+
+    def abort(self) -> None:
+        self._file.discard()
+
+
+class _ThreadedWriter:
+    """Performs one operation after the other in a thread, also when who waits is cancelled."""
+
+    def __init__(self, storage: FileStorage, writer: _BlockingWriter) -> None:
+        self._storage = storage
+        self._writer = writer
+        self._running: asyncio.Task[None] | None = None
+        self.size = 0
+        self._is_committed = False
+
+    async def write(self, data: bytes) -> None:
+        await self._perform(lambda: self._writer.write(data))
+        self.size += len(data)
+
+    async def commit(self) -> None:
+        await self._perform(self._writer.commit)
+        self._is_committed = True
+
+    async def close(self) -> None:
+        """Leave nothing behind unless the file was committed."""
+        if self._is_committed:
+            return
+        if self._running is not None:
+            await asyncio.wait([self._running])
+        try:
+            await self._perform(self._writer.abort)
+        except StorageError as error:
+            logger.warning("unfinished file not removed", error=str(error))
+
+    async def _perform(self, operation: Callable[[], None]) -> None:
+        self._running = asyncio.create_task(self._storage.call(operation))
+        await asyncio.shield(self._running)
