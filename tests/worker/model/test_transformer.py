@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from inferq.worker.model.architecture.causal_model import StepTensors
+
 Make = Callable[..., Any]
 
 LLAMA3_ROPE = {
