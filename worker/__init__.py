@@ -5,8 +5,9 @@ torch) and the engine behind `engine_client`, in a process of its own (`engine_p
 the engine without a queue. Imported by the command line and, for `LLM`, by the top package.
 
 - `settings`        every setting of a worker
-- `probes`          what a worker answers on its health port
+- `probes`          what a worker answers on its health port; `metrics` made of its `books`
 - `plan`            how many blocks a GPU will hold, before there is one
+- `diagnosis`       what it would find on this machine, as `facts`, for `inferq doctor`
 - `dispatch`        jobs to engine requests, and what comes back to events
 - `generation`, `outputs`, `engine_output`  the text of one job as it grows
 - `frames`, `frame_pipe`  what passes between the two processes

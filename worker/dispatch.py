@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-import structlog
 from redis.asyncio import Redis
 
 from inferq.protocol.errors import (
@@ -25,18 +24,20 @@ from inferq.protocol.messages import FinishReason, Job, Task, Terminal, Timings,
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.replies import ClaimedJob
 from inferq.protocol.scripts import QueueScripts
+from inferq.worker.books import JobBooks
 from inferq.worker.engine.requests.request import PreparedRequest, prepare_request
+from inferq.worker.engine.requests.request_events import RequestEvent
 from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.engine_client import EngineClient, EngineInfo
 from inferq.worker.engine_output import EngineOutput
 from inferq.worker.event_size import check_event_size
 from inferq.worker.generation import Generation, describe_tokens, num_streams
+from inferq.worker.job_lines import JobLines
+from inferq.worker.job_trace import JobTraces
 from inferq.worker.queue.publisher import Publisher
 from inferq.worker.queue.replay import read_published
 from inferq.worker.queue.running import RunningJob, RunningJobs
 from inferq.worker.tokenization import tokenized_log
-
-logger = structlog.get_logger("inferq.jobs")
 
 #: Engine priority of each lane; smaller is more urgent.
 LANE_PRIORITY = {Lane.HIGH: -1, Lane.NORMAL: 0, Lane.LOW: 1}
@@ -51,6 +52,8 @@ class ActiveJob:
     prompt_tokens: int
     cached_tokens: int = 0
     first_token_at: float | None = None
+    #: When the last tokens of each output came.
+    grew_at: dict[int, float] = field(default_factory=dict)
 
 
 class Dispatcher:
@@ -70,6 +73,9 @@ class Dispatcher:
         engine: EngineClient,
         info: EngineInfo,
         jobs: RunningJobs,
+        books: JobBooks,
+        traces: JobTraces,
+        lines: JobLines,
         on_room: Callable[[], None],
     ) -> None:
         self._worker = worker
@@ -83,6 +89,9 @@ class Dispatcher:
         self._engine = engine
         self._info = info
         self._jobs = jobs
+        self._books = books
+        self._traces = traces
+        self._lines = lines
         self._on_room = on_room
         self._active: dict[str, ActiveJob] = {}
         self._preparations: set[asyncio.Task[None]] = set()
@@ -115,7 +124,8 @@ class Dispatcher:
             is_errand=claimed.space == 0,
         )
         self._jobs.add(job)
-        logger.info("← claimed", job_id=job.id, attempt=job.attempts, resumed_at=job.inherited)
+        self._books.took(job)
+        self._lines.claimed(job)
         task = asyncio.create_task(self._prepare(job, claimed.payload))
         self._preparations.add(task)
         task.add_done_callback(self._preparations.discard)
@@ -123,11 +133,16 @@ class Dispatcher:
     async def _prepare(self, job: RunningJob, payload: bytes) -> None:
         try:
             message = _decode(job.id, payload)
+            self._traces.begin(job, message)
+            self._lines.read(job, message)
             adapter = self._adapter(message.model)
             if message.task is Task.TOKENIZE:
                 await self._tokenize(job, message)
                 return
+            began_ns = time.time_ns()
             prepared = await asyncio.to_thread(self._prepared, message)
+            if trace := self._traces.of(job):
+                trace.tokenized(began_ns, len(prepared.prompt_token_ids))
             log = await self._read_log(job, prepared)
             describe_tokens(log, prepared, message, self._tokenizer)
             if job in self._jobs and not job.is_finished:
@@ -139,7 +154,7 @@ class Dispatcher:
         except (ServerLost, QueueFull) as error:
             self.lose(job, str(error))
         except Exception as error:  # the job must end, whatever is wrong with us
-            logger.exception("preparing a job failed", job_id=job.id)
+            self._lines.failed("preparing a job failed", job, error)
             self._fail(job, _internal_error(error))
 
     def _prepared(self, message: Job) -> PreparedRequest:
@@ -229,6 +244,9 @@ class Dispatcher:
         if generation.is_finished:
             self._finish(active)
             return
+        trace = self._traces.of(job)
+        if trace is not None:
+            trace.begin_prefill()
         self._engine.add(
             _request_id(job),
             prepared.prompt_token_ids,
@@ -239,6 +257,7 @@ class Dispatcher:
             priority=LANE_PRIORITY[job.lane],
             cache_salt=cache_salt,
             adapter=adapter,
+            traced=trace is not None,
         )
         try:
             await self._scripts.recost(
@@ -249,7 +268,7 @@ class Dispatcher:
                 budget=prepared.max_tokens * candidates,
             )
         except (ServerLost, QueueFull) as error:
-            logger.warning("counters not corrected", job_id=job.id, error=str(error))
+            self._lines.not_corrected(job, error)
 
     async def _reject(self, job: RunningJob, error: DecodeError) -> None:
         """End a job that is no job, with a dead letter for whoever looks after the queue."""
@@ -270,33 +289,50 @@ class Dispatcher:
         except (ServerLost, QueueFull) as lost:
             self.lose(job, str(lost))
             return
-        logger.warning("⊘ dead letter", job_id=job.id, why=str(error))
+        self._books.rejected += 1
+        self._lines.rejected(job, error)
         self._drop(job)
+
+    def follow(self, events: Sequence[RequestEvent]) -> None:
+        """Take what the engine says of requests that are traced."""
+        for event in events:
+            active = self._active.get(event.request_id)
+            if active is not None and (trace := self._traces.of(active.job)):
+                trace.follow(event)
 
     def receive(self, outputs: Sequence[EngineOutput]) -> None:
         """Take what the engine generated: text is made of it, and it is published."""
+        now = time.monotonic()
         for output in outputs:
             active = self._active.get(output.request_id)
             if active is None:
                 continue
             try:
-                self._receive_one(active, output)
+                self._receive_one(active, output, now)
             except Exception as error:  # the job must end, and the others' tokens be taken
-                logger.exception("taking tokens failed", job_id=active.job.id)
+                self._lines.failed("taking tokens failed", active.job, error)
                 self._leave_engine(active.job)
                 self._fail(active.job, _internal_error(error))
 
-    def _receive_one(self, active: ActiveJob, output: EngineOutput) -> None:
+    def _receive_one(self, active: ActiveJob, output: EngineOutput, now: float) -> None:
         job = active.job
         if output.token_ids and active.first_token_at is None:
-            active.first_token_at = time.monotonic()
+            active.first_token_at = now
+            self._books.began(job, active.prompt_tokens, now)
             active.cached_tokens = output.num_cached_tokens
             job.has_started = True
+            if trace := self._traces.of(job):
+                trace.begin_decode(active.cached_tokens)
         if output.error is not None:
             self._finish_early(active, FinishReason.ERROR, output.error)
             return
         generation = active.generation
+        grown = generation.log.outputs[output.index].token_ids
+        before = len(grown)
         must_tell = generation.receive(output)
+        if tokens := len(grown) - before:
+            self._books.grew(tokens, active.grew_at.get(output.index), now)
+            active.grew_at[output.index] = now
         if generation.is_finished:
             self._finish(active, abort=not output.request_finished)
             return
@@ -315,20 +351,18 @@ class Dispatcher:
     def lose(self, job: RunningJob, why: str) -> None:
         """Forget a job that is no longer ours; nothing more of it may be published."""
         if job in self._jobs:
-            logger.warning("↻ lost", job_id=job.id, why=why)
+            self._books.lost += 1
+            self._lines.lost(job, why)
+        self._traces.leave(job, "lost")
         self._drop(job)
 
     def published(self, job: RunningJob) -> None:
         """Forget a job whose terminal event the server has."""
         assert job.terminal is not None
-        elapsed_ms = round((time.monotonic() - job.claimed_at) * 1000)
-        logger.info(
-            "● done",
-            job_id=job.id,
-            ms=elapsed_ms,
-            reason=job.terminal.finish_reason.value,
-            tokens=job.log.total,
-        )
+        now = time.monotonic()
+        self._books.published(job, job.terminal.finish_reason, now)
+        self._lines.done(job, now - job.claimed_at)
+        self._traces.end(job, job.terminal)
         self._drop(job)
 
     async def hand_back(
@@ -347,7 +381,9 @@ class Dispatcher:
             return
         await self._scripts.release(self._worker, [(job.id, job.epoch, cost) for job in held])
         for job in held:
-            logger.info("→ handed back", job_id=job.id, offset=job.acknowledged)
+            self._books.handed_back += 1
+            self._lines.handed_back(job)
+            self._traces.leave(job, "handed back")
             self._drop(job)
 
     def _end_early(self, job: RunningJob, reason: FinishReason) -> None:
@@ -406,6 +442,8 @@ class Dispatcher:
 
     def _end(self, job: RunningJob, terminal: Terminal) -> None:
         job.terminal = terminal
+        if trace := self._traces.of(job):
+            trace.end_generation()
         self._jobs.reserve(job, 0)  # the engine has freed its blocks already
         self._on_room()
         self._publish(job)

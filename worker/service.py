@@ -20,9 +20,13 @@ from inferq.protocol.replies import ClaimedJob
 from inferq.protocol.scripts import QueueScripts
 from inferq.protocol.servers import ServerUrl
 from inferq.runtime.health import HealthServer
+from inferq.runtime.metrics import MetricsPage
+from inferq.version import __version__
+from inferq.worker.books import WorkerBooks
 from inferq.worker.dispatch import Dispatcher
 from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.engine_client import EngineClient, EngineInfo
+from inferq.worker.metrics import WorkerMetrics
 from inferq.worker.model.loading.hub import find_model_folder
 from inferq.worker.model.loading.model_store import resolve_model
 from inferq.worker.probes import WorkerProbes
@@ -55,6 +59,14 @@ class WorkerService:
         self._probes = WorkerProbes(
             self._engine, self._stop, step_timeout_s=settings.step_timeout_s
         )
+        self._books = WorkerBooks()
+        self._metrics = WorkerMetrics(
+            self._engine,
+            self._probes,
+            self._books,
+            queue=settings.queue,
+            model_name=settings.model_name,
+        )
 
     async def run(self) -> int:
         """Serve until stopped.
@@ -86,20 +98,32 @@ class WorkerService:
             stopping.cancel()
             info, tokenizer = starting.result()
             session = WorkerSession(
-                self._settings, self._keys, client, scripts, self._engine, info, tokenizer
+                self._settings,
+                self._keys,
+                client,
+                scripts,
+                self._engine,
+                info,
+                tokenizer,
+                self._books,
             )
             self._probes.loaded(lambda: session.is_connected)
+            self._metrics.loaded(session.jobs)
             return await session.serve(self._stop, self._hurry)
 
     @contextlib.asynccontextmanager
     async def _health(self) -> AsyncIterator[None]:
-        """Answer probes while this is entered, if the settings say so."""
+        """Answer probes and tell metrics while this is entered, if the settings say so."""
         settings = self._settings
         if not settings.health_port:
             yield
             return
+        page = MetricsPage(__version__, self._metrics.collect)
         async with HealthServer(
-            self._probes.checks, port=settings.health_port, host=settings.health_host
+            self._probes.checks,
+            port=settings.health_port,
+            host=settings.health_host,
+            pages={"/metrics": page.answer},
         ):
             yield
 
@@ -158,7 +182,9 @@ class WorkerSession:
         engine: EngineClient,
         info: EngineInfo,
         tokenizer: Tokenizer,
+        books: WorkerBooks | None = None,
     ) -> None:
+        books = books or WorkerBooks()
         self._settings = settings
         self._scripts = scripts
         self._engine = engine
@@ -178,6 +204,7 @@ class WorkerSession:
             engine=engine,
             info=info,
             jobs=jobs,
+            books=books.jobs,
             on_room=self._on_room,
         )
         self._publishing = ScriptConnection(client)
@@ -190,6 +217,7 @@ class WorkerSession:
             on_published=dispatcher.published,
             on_lost=dispatcher.lose,
             on_cancel=dispatcher.cancel,
+            books=books.publishing,
         )
         dispatcher.connect(self._publisher)
         self._claimer = Claimer(
@@ -218,10 +246,16 @@ class WorkerSession:
             on_lost=dispatcher.lose,
             on_cancel=dispatcher.cancel,
             on_deadline=dispatcher.expire,
+            books=books.publishing,
         )
         self._snapshots = Snapshots(client, keys, worker, engine)
         self._reporter = Reporter(settings, scripts, engine, info, self._snapshots)
         engine.on_outputs = dispatcher.receive
+
+    @property
+    def jobs(self) -> RunningJobs:
+        """The jobs that the worker holds."""
+        return self._jobs
 
     @property
     def is_connected(self) -> bool:

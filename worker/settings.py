@@ -216,7 +216,7 @@ class WorkerSettings(EngineSettings, ServerSettings):
         0,
         ge=0,
         le=65_535,
-        description="Port that answers /livez, /readyz and /startupz; 0: none.",
+        description="Port that answers /livez, /readyz, /startupz and /metrics; 0: none.",
     )
     health_host: str | None = Field(
         None,

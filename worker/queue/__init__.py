@@ -1,9 +1,11 @@
 """The queue side of a worker: claiming by free blocks, publishing, leases. Knows nothing of torch.
 
-May be imported by `worker.service` only; imports the protocol and redis.
+May be imported by the worker's service and its books only; imports the protocol, redis and
+`inferq.runtime.histogram`.
 
 - `running`    the jobs this worker holds, what each generated, and the KV tokens they reserve
 - `claimer`    pulls jobs while their pages fit, and sleeps until there is something to pull
 - `publisher`  sends what accumulated since the last flush, many jobs in one call
 - `lease`      renews leases while the engine makes progress; enforces deadlines
+- `books`      what publishing and leases came to, in numbers
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,7 +27,7 @@ class PublishBooks:
     event_tokens: Histogram = field(default_factory=lambda: Histogram(EVENT_TOKENS))
     delay_s: Histogram = field(default_factory=lambda: Histogram(DELAYS_S))
 
-    def published(self, first: int, totals: tuple[int, ...]) -> None:
+    def published(self, first: int, totals: Iterable[int]) -> None:
         """Count events of one job by their totals of tokens, `first` before them."""
         for total in totals:
             self.event_tokens.observe(total - first)

@@ -19,6 +19,7 @@ import structlog
 from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.replies import PublishStatus
 from inferq.protocol.scripts import QueueScripts
+from inferq.worker.queue.books import PublishBooks
 from inferq.worker.queue.running import RunningJob, RunningJobs
 
 logger = structlog.get_logger("inferq.lease")
@@ -47,6 +48,7 @@ class LeaseKeeper:
         on_lost: Callable[[RunningJob, str], None],
         on_cancel: Callable[[RunningJob], None],
         on_deadline: Callable[[RunningJob], None],
+        books: PublishBooks | None = None,
     ) -> None:
         self._scripts = scripts
         self._worker = worker
@@ -57,6 +59,7 @@ class LeaseKeeper:
         self._on_lost = on_lost
         self._on_cancel = on_cancel
         self._on_deadline = on_deadline
+        self._books = books or PublishBooks()
 
     async def run(self) -> None:
         """Beat until cancelled."""
@@ -120,6 +123,7 @@ class LeaseKeeper:
             if job not in self._jobs:
                 continue
             if reply.status is PublishStatus.STALE:
+                self._books.fenced["heartbeat"] += 1
                 self._on_lost(job, "another worker has taken the job over")
                 continue
             job.lease_until = now + self._lease_s

@@ -17,6 +17,7 @@ import structlog
 from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.replies import PublishItem, PublishReply, PublishStatus
 from inferq.protocol.scripts import QueueScripts
+from inferq.worker.queue.books import PublishBooks
 from inferq.worker.queue.running import RunningJob, RunningJobs
 
 logger = structlog.get_logger("inferq.publisher")
@@ -45,6 +46,7 @@ class Publisher:
         on_published: Callable[[RunningJob], None],
         on_lost: Callable[[RunningJob, str], None],
         on_cancel: Callable[[RunningJob], None],
+        books: PublishBooks | None = None,
     ) -> None:
         self._scripts = scripts
         self._worker = worker
@@ -54,6 +56,7 @@ class Publisher:
         self._on_published = on_published
         self._on_lost = on_lost
         self._on_cancel = on_cancel
+        self._books = books or PublishBooks()
         self._dirty: dict[RunningJob, None] = {}
         self._wake = asyncio.Event()
         self._progressed = asyncio.Event()
@@ -61,6 +64,8 @@ class Publisher:
     def mark_dirty(self, job: RunningJob) -> None:
         """Have the job's unsent tokens (or its end) published soon."""
         self._dirty[job] = None
+        if job.unsent_since is None:
+            job.unsent_since = time.monotonic()
         self._wake.set()
 
     def forget(self, job: RunningJob) -> None:
@@ -115,13 +120,39 @@ class Publisher:
             for job in batch
         ]
         sent_at = time.monotonic()
-        replies = await self._scripts.publish(
-            self._worker,
-            items,
-            lease_ms=round(self._lease_s * 1000),
-            retention_ms=self._retention_ms,
-        )
+        since = [_taken_since(job, sent_at) for job in batch]
+        try:
+            replies = await self._scripts.publish(
+                self._worker,
+                items,
+                lease_ms=round(self._lease_s * 1000),
+                retention_ms=self._retention_ms,
+            )
+        except (ServerLost, QueueFull):
+            self._books.calls["failed"] += 1
+            for job, earlier in zip(batch, since, strict=True):
+                job.unsent_since = earlier
+            raise
+        self._books.calls["ok"] += 1
+        self._count(batch, items, replies, since)
         self._settle(batch, items, replies, sent_at)
+
+    def _count(
+        self,
+        batch: Sequence[RunningJob],
+        items: Sequence[PublishItem],
+        replies: Sequence[PublishReply],
+        since: Sequence[float],
+    ) -> None:
+        now = time.monotonic()
+        for job, item, reply, earlier in zip(batch, items, replies, since, strict=True):
+            if reply.status is PublishStatus.OK:
+                self._books.published(item.first, (total for total, _ in item.events))
+                self._books.delay_s.observe(now - earlier)
+            elif reply.status is PublishStatus.STALE:
+                self._books.fenced["publish"] += 1
+            else:
+                job.unsent_since = earlier
 
     def _settle(
         self,
@@ -157,3 +188,9 @@ class Publisher:
             elif now >= job.lease_until:
                 self._dirty.pop(job, None)
                 self._on_lost(job, "the lease ended while the server could not be reached")
+
+
+def _taken_since(job: RunningJob, now: float) -> float:
+    """Return since when the job has had something unsent, which a call at `now` takes."""
+    since, job.unsent_since = job.unsent_since, None
+    return now if since is None else since

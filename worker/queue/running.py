@@ -40,7 +40,17 @@ class RunningJob:
     is_errand: bool = False
     #: Whether this worker has generated a token for it.
     has_started: bool = False
+    #: When the first of what no publish took yet was there.
+    unsent_since: float | None = None
     terminal: Terminal | None = None
+    #: The trace that it is in, if any, in 32 hexadecimal digits.
+    trace_id: str | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What log lines about the job name it by."""
+        trace = {} if self.trace_id is None else {"trace_id": self.trace_id}
+        return {"job_id": self.id, **trace}
 
     @property
     def is_finished(self) -> bool:
