@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import traceback
+from types import TracebackType
+from typing import Final
 
 import structlog
+
+logger = structlog.get_logger("inferq")
+
+#: Errors in a chain of causes that are told of.
+_MAX_CAUSES: Final = 8
 
 
 def configure_logging(level: str, form: str) -> None:
     """Send all log lines to stderr, as JSON or for people (`auto`: by whether it is a terminal).
 
     A message that is an object with `log_fields` is a line of these fields in JSON, else its text.
+    Warnings, and errors that end the process or a thread of it, are log lines too.
     """
     pretty = form == "pretty" or (form == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
@@ -43,6 +53,42 @@ def configure_logging(level: str, form: str) -> None:
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("inferq").setLevel(level.upper())
+    logging.captureWarnings(capture=True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
+
+
+def whereabouts(error: BaseException) -> str:
+    """Return the types and places of an error and its causes, without what they say.
+
+    For errors about a job: their messages may hold what was asked, or what was answered.
+    """
+    parts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(parts) < _MAX_CAUSES:
+        frames = "".join(traceback.format_tb(cause.__traceback__))
+        parts.insert(0, f"{frames}{type(cause).__module__}.{type(cause).__qualname__}")
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return "\n".join(parts)
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+        return
+    logger.critical("the process fails", exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+        name = None if args.thread is None else args.thread.name
+        logger.critical(
+            "a thread fails",
+            thread=name,
+            exc_info=(args.exc_type, args.exc_value, args.exc_traceback),
+        )
 
 
 def _end_block(
