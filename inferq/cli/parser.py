@@ -6,6 +6,7 @@ import argparse
 from typing import Final
 
 from inferq.cli import gateway_key, jobs, model_import, operations, plan, webhooks
+from inferq.cli.doctor import command as doctor
 from inferq.cli.exit_codes import HELP as EXIT_CODES
 from inferq.cli.extras import load_extra
 from inferq.cli.flags import Commands, add_command, add_json_flag, add_server_flags
@@ -97,6 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
     gateway_key.add_commands(commands)
     webhooks.add_commands(commands)
     plan.add_commands(commands)
+    doctor.add_commands(commands)
     # these read their own flags: `main` hands over to them before it parses
     commands.add_parser("serve", help="serve a model on this machine: server, worker and gateway")
     commands.add_parser("gateway", help="answer OpenAI's API over HTTP from a queue")

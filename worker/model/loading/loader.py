@@ -170,6 +170,18 @@ def _opened(path: Path) -> Iterator[Any]:
         raise ModelError(f"{path} is damaged or incomplete: {error}") from None
 
 
+def check_weight_files(folder: Path) -> int:
+    """Return the bytes of a model's files; raise `ModelError` where one is missing or damaged.
+
+    Only what the files say of themselves is read, so it is quick: a file that was cut off is found.
+    """
+    paths = weight_files(folder)
+    for path in paths:
+        with _opened(path) as file:
+            file.keys()
+    return sum(path.stat().st_size for path in paths)
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a model: those of its index, or all that are there."""
     index = folder / _INDEX

@@ -1,0 +1,110 @@
+"""Asks each area that is wanted, in the order in which one explains the next."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from inferq.cli.doctor import machine, queue, rights, server, variables, worker
+from inferq.cli.doctor.findings import AREAS, Area, Finding, Status
+from inferq.producer import QueueAdmin
+from inferq.producer.partitions import to_num_partitions
+from inferq.producer.request import check_seconds
+from inferq.producer.server import RedisServer
+from inferq.protocol.acl import Role
+from inferq.protocol.errors import InferqError
+from inferq.protocol.keys import DEFAULT_QUEUE, QueueKeys
+from inferq.protocol.servers import DEFAULT_URL, ServerUrl
+
+_ON_SERVER: Final = frozenset({"redis", "rights", "queue"})
+
+
+def examine(arguments: argparse.Namespace) -> list[Finding]:
+    """Look at everything that was asked for; raises `InvalidRequestError` for a bad time-out."""
+    areas = tuple(arguments.only or AREAS)
+    timeout_s = check_seconds("timeout", arguments.timeout)
+    findings: list[Finding] = []
+    if "settings" in areas:
+        findings += [*variables.examine(), *variables.similar_names()]
+    if _ON_SERVER.intersection(areas):
+        findings += _examine_server(arguments, areas, timeout_s)
+    if "machine" in areas:
+        ranks = os.environ.get("INFERQ_TENSOR_PARALLEL_SIZE", "")
+        size = int(ranks) if ranks.isdecimal() else 1
+        findings += machine.examine(machine.System.read(), tensor_parallel_size=size)
+    if "worker" in areas:
+        model = arguments.model or os.environ.get("INFERQ_MODEL")
+        findings += worker.examine(model, arguments.device)
+    return findings
+
+
+def _examine_server(
+    arguments: argparse.Namespace, areas: Sequence[str], timeout_s: float
+) -> list[Finding]:
+    """Look at the server, and at the rest of what is on it if it answers."""
+    try:
+        place = _Place.of(arguments, timeout_s)
+    except InferqError as error:
+        return [
+            Area("redis").failure(
+                "connection", str(error), "mend the flag, or the variable that gives it"
+            )
+        ]
+    return asyncio.run(_ask_server(place, areas, [Role(role) for role in arguments.role]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the queue is."""
+
+    url: ServerUrl
+    text: str = field(repr=False)
+    keys: QueueKeys
+    partitions: int
+    timeout_s: float
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, timeout_s: float) -> _Place:
+        """Take the flags, else the variables; raises `InvalidRequestError`."""
+        text = arguments.redis_url or os.environ.get("INFERQ_REDIS_URL") or DEFAULT_URL
+        queue_name = arguments.queue or os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE
+        return cls(
+            ServerUrl.parse(text),
+            text,
+            QueueKeys(queue_name),
+            to_num_partitions(arguments.partitions),
+            timeout_s,
+        )
+
+
+async def _ask_server(place: _Place, areas: Sequence[str], roles: Sequence[Role]) -> list[Finding]:
+    connection = RedisServer(place.url, place.keys.prefix, timeout_s=place.timeout_s)
+    findings: list[Finding] = []
+    area = "redis"
+    try:
+        findings = await server.examine(place.url, connection)
+        if findings[0].status is Status.FAILURE:
+            return findings
+        if "redis" not in areas:
+            findings = []
+        area = "rights"
+        if "rights" in areas:
+            is_cluster = place.url.kind == "cluster"
+            findings += await rights.examine(connection, place.keys, roles, is_cluster=is_cluster)
+        area = "queue"
+        if "queue" in areas:
+            async with QueueAdmin(
+                place.text, place.keys.queue, partitions=place.partitions, timeout_s=place.timeout_s
+            ) as admin:
+                findings += await queue.examine(admin)
+    except InferqError as error:
+        findings.append(
+            Area(area).failure("look", str(error), "the first failure above may say why")
+        )
+    finally:
+        await connection.aclose()
+    return findings

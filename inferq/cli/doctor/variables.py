@@ -1,0 +1,66 @@
+"""The environment's variables: known to the processes that read them, and with possible values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Final
+
+from inferq.cli.doctor.findings import Area, Finding
+from inferq.cli.extras import load_extra
+from inferq.protocol.errors import InvalidRequestError, MissingExtraError
+
+_AREA: Final = Area("settings")
+_PREFIX: Final = "INFERQ_"
+#: What a worker cannot be without, and need not have been given here.
+_ANY_MODEL: Final = "any"
+
+
+def examine() -> list[Finding]:
+    """Check the variables as each kind of process would at its start."""
+    number = sum(name.startswith(_PREFIX) for name in os.environ)
+    return [_judge(process, number) for process in ("worker", "gateway", "tasks")]
+
+
+def _judge(process: str, number: int) -> Finding:
+    try:
+        _load(process)
+    except MissingExtraError as error:
+        return _AREA.skipped(process, str(error))
+    except InvalidRequestError as error:
+        return _AREA.failure(
+            process,
+            str(error),
+            f"mend or unset the variable; `inferq {process} --help` lists all with their meaning",
+        )
+    return _AREA.ok(process, f"none of {number} {_PREFIX} variables is wrong")
+
+
+def _load(process: str) -> None:
+    """Read the settings of one kind of process; raise `InvalidRequestError` for a wrong one."""
+    match process:
+        case "worker":
+            given = {} if os.environ.get(f"{_PREFIX}MODEL") else {"model": _ANY_MODEL}
+            load_extra("inferq.worker.settings", extra="worker").load_settings(given)
+        case "gateway":
+            kind = load_extra("inferq.producer.gateway.settings", extra="gateway").GatewaySettings
+            _from_environment(kind)
+        case "tasks":
+            kind = load_extra("inferq.producer.tasks.settings", extra="tasks").TasksSettings
+            _from_environment(kind).read_secrets()
+
+
+def _from_environment(kind: Any) -> Any:
+    return load_extra("inferq.runtime.settings", extra="gateway").load_settings(kind, {})
+
+
+def similar_names() -> Iterator[Finding]:
+    """Find variables that nobody reads, since they lack our prefix by a letter."""
+    for name in sorted(os.environ):
+        start = name.upper().replace("-", "_")
+        if start.startswith(("INFERQ", "INFER_Q", "INFERENCEQ")) and not name.startswith(_PREFIX):
+            yield _AREA.warning(
+                "names",
+                f"{name} is read by nobody",
+                f"all variables begin with {_PREFIX}: rename or unset it",
+            )
