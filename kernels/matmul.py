@@ -95,22 +95,8 @@ class NativeWeight:
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x · weightᵀ + bias; a row's result does not depend on the other rows."""
         x = dense_rows(x, self.dtype)
-        out = torch.empty(x.shape[0], self.outputs, dtype=x.dtype)
-        if x.shape[0]:
-            bias = None if bias is None else bias.float().contiguous()
-            native_kernel(*_LINEAR)(
-                x.data_ptr(),
-                x.stride(0),
-                self.weight.data_ptr(),
-                0 if bias is None else bias.data_ptr(),
-                out.data_ptr(),
-                x.shape[0],
-                self.inputs,
-                self.outputs,
-                DTYPE_CODES[x.dtype],
-                DTYPE_CODES[self.weight.dtype],
-            )
-        return out
+        codes = (DTYPE_CODES[x.dtype], DTYPE_CODES[self.weight.dtype])
+        return native_product(_LINEAR, x, (self.weight,), bias, self.inputs, self.outputs, *codes)
 
     def rows(self, indices: Tensor) -> Tensor:
         """Return the rows at indices [T], of x's dtype."""
@@ -189,6 +175,33 @@ def native_kernel(name: str, signature: str) -> Callable[..., None]:
     if function is None:
         raise RuntimeError(f"{name} is not loaded")
     return function
+
+
+def native_product(
+    kernel: tuple[str, str],
+    x: Tensor,
+    packed: tuple[Tensor, ...],
+    bias: Tensor | None,
+    inputs: int,
+    outputs: int,
+    *codes: int,
+) -> Tensor:
+    """Multiply dense rows x [T, K] by a packed weight; `codes` end the kernel's arguments."""
+    out = torch.empty(x.shape[0], outputs, dtype=x.dtype)
+    if x.shape[0]:
+        bias = None if bias is None else bias.float().contiguous()
+        native_kernel(*kernel)(
+            x.data_ptr(),
+            x.stride(0),
+            *[tensor.data_ptr() for tensor in packed],
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            inputs,
+            outputs,
+            *codes,
+        )
+    return out
 
 
 def dense_rows(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from inferq.kernels.huge_pages import HugePages
-from inferq.kernels.matmul import dense_rows, native_kernel
+from inferq.kernels.matmul import dense_rows, native_kernel, native_product
 from inferq.kernels.native.library import DTYPE_CODES, native_function
 
 _PACK = ("inferq_int4_pack", "ppplllppp")
@@ -41,24 +41,8 @@ class NativeInt4Weight:
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x · weightᵀ + bias, for float32, bfloat16 or float16."""
         x = dense_rows(x, x.dtype)
-        out = torch.empty(x.shape[0], self.outputs, dtype=x.dtype)
-        if x.shape[0]:
-            bias = None if bias is None else bias.float().contiguous()
-            native_kernel(*_LINEAR)(
-                x.data_ptr(),
-                x.stride(0),
-                self.weight.data_ptr(),
-                self.scales.data_ptr(),
-                self.zeros.data_ptr(),
-                0 if bias is None else bias.data_ptr(),
-                out.data_ptr(),
-                x.shape[0],
-                self.inputs,
-                self.outputs,
-                self.group,
-                DTYPE_CODES[x.dtype],
-            )
-        return out
+        packed, codes = (self.weight, self.scales, self.zeros), (self.group, DTYPE_CODES[x.dtype])
+        return native_product(_LINEAR, x, packed, bias, self.inputs, self.outputs, *codes)
 
     @property
     def nbytes(self) -> int:

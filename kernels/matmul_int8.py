@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from inferq.kernels.huge_pages import HugePages
-from inferq.kernels.matmul import dense_rows, native_kernel, panel_rows
+from inferq.kernels.matmul import dense_rows, native_kernel, native_product, panel_rows
 from inferq.kernels.native.library import DTYPE_CODES, native_function
 
 #: Largest magnitude: -128 is not used, so that a weight's negative fits too.
@@ -44,22 +44,8 @@ class NativeInt8Weight:
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x · weightᵀ + bias."""
         x = dense_rows(x, self.dtype)
-        out = torch.empty(x.shape[0], self.outputs, dtype=x.dtype)
-        if x.shape[0]:
-            bias = None if bias is None else bias.float().contiguous()
-            native_kernel(*_LINEAR)(
-                x.data_ptr(),
-                x.stride(0),
-                self.weight.data_ptr(),
-                self.scales.data_ptr(),
-                0 if bias is None else bias.data_ptr(),
-                out.data_ptr(),
-                x.shape[0],
-                self.inputs,
-                self.outputs,
-                DTYPE_CODES[x.dtype],
-            )
-        return out
+        packed, code = (self.weight, self.scales), DTYPE_CODES[x.dtype]
+        return native_product(_LINEAR, x, packed, bias, self.inputs, self.outputs, code)
 
     def rows(self, indices: Tensor) -> Tensor:
         """Return the rows at indices [T], as they were rounded."""
