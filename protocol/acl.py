@@ -10,7 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from inferq.protocol.keys import GatewayKeys, QueueKeys, TaskKeys
+from inferq.protocol.keys import BatchKeys, GatewayKeys, QueueKeys, TaskKeys
 
 
 class Role(StrEnum):
@@ -18,11 +18,11 @@ class Role(StrEnum):
 
     #: The SDK, the command line: submits, reads, cancels, looks.
     PRODUCER = "producer"
-    #: A gateway: what a producer does, and the counts of its API keys.
+    #: A gateway: what a producer does, the counts of its API keys, and records of batches.
     GATEWAY = "gateway"
     #: Workers, operators and maintenance: claims, publishes, sweeps, deals with dead letters.
     WORKER = "worker"
-    #: Tasks processes: what workers do in maintenance, deliveries, and RQ.
+    #: Tasks processes: what workers do in maintenance, deliveries, batches, and RQ.
     TASKS = "tasks"
 
 
@@ -39,6 +39,8 @@ _JOBS: Final = (
 )
 #: What the limits of API keys need besides.
 _LIMITS: Final = ("zcard", "zremrangebyscore")
+#: What the records of files and batches need besides.
+_BATCHES: Final = ("del", "zrange", "zrank", "zrevrange", "zrevrank")
 #: What claiming and looking after other workers does besides.
 _CLAIMS: Final = (
     *("del", "xclaim", "xgroup|delconsumer", "xinfo|consumers", "xpending", "xreadgroup"),
@@ -55,7 +57,7 @@ _TASKS: Final = (
 COMMANDS: Final[Mapping[Role, tuple[str, ...]]] = MappingProxyType(
     {
         Role.PRODUCER: (*_CONNECT, *_SCRIPTS, *_JOBS),
-        Role.GATEWAY: (*_CONNECT, *_SCRIPTS, *_JOBS, *_LIMITS),
+        Role.GATEWAY: (*_CONNECT, *_SCRIPTS, *_JOBS, *_LIMITS, *_BATCHES),
         Role.WORKER: (*_CONNECT, *_SCRIPTS, *_JOBS, *_CLAIMS),
         Role.TASKS: (*_CONNECT, *_SCRIPTS, *_JOBS, *_CLAIMS, *_TASKS),
     }
@@ -70,9 +72,9 @@ def acl_rules(role: Role, *queues: str) -> str:
     """
     prefixes = [QueueKeys(queue).prefix.replace(".0}", ".*}") for queue in queues]
     if role is Role.GATEWAY:
-        prefixes.append(GatewayKeys.PREFIX)
+        prefixes += [GatewayKeys.PREFIX, BatchKeys.PREFIX]
     if role is Role.TASKS:
-        prefixes.append(TaskKeys.PREFIX)
+        prefixes += [TaskKeys.PREFIX, BatchKeys.PREFIX]
     keys = " ".join(f"~{prefix}*" for prefix in prefixes)
     commands = " ".join(f"+{command}" for command in COMMANDS[role])
     return f"resetkeys {keys} resetchannels -@all {commands}"

@@ -16,6 +16,8 @@ from inferq.runtime.settings import ProcessSettings, read_list
 
 #: The settings of `ServerSettings`: they mean the same to every process.
 SERVER_SETTINGS: Final = frozenset({"redis_url", "log_level", "log_format", "tracing_endpoint"})
+#: The settings of `BatchSettings`, which gateways and tasks have alike.
+BATCH_SETTINGS: Final = frozenset({"batch_storage", "batch_storage_endpoint", "batch_file_age_s"})
 
 
 class ServerSettings(ProcessSettings):
@@ -94,3 +96,47 @@ class QueuesSettings(ServerSettings):
             if queues.count(queue) > 1:
                 raise ValueError(f"{queue!r} is there twice")
         return queues
+
+
+class BatchSettings(QueuesSettings):
+    """Where the files of batches lie, for those who take them and those who run them."""
+
+    batch_storage: str | None = Field(
+        None,
+        min_length=1,
+        description="Where files of batches are kept: a folder that all processes share, or "
+        "s3://bucket/prefix; default: there are no batches.",
+    )
+    batch_storage_endpoint: str | None = Field(
+        None,
+        min_length=1,
+        description="URL of a storage that speaks like S3; default: as AWS clients are configured.",
+    )
+    batch_file_age_s: int = Field(
+        30 * 86_400,
+        ge=3600,
+        le=3650 * 86_400,
+        description="Seconds that files are kept that were not given a time, and ended batches.",
+    )
+
+
+class BatchSettings(QueuesSettings):
+    """Where the files of batches lie, for those who take them and those who run them."""
+
+    batch_storage: str | None = Field(
+        None,
+        min_length=1,
+        description="Where files of batches are kept: a folder that all processes share, or "
+        "s3://bucket/prefix; default: there are no batches.",
+    )
+    batch_storage_endpoint: str | None = Field(
+        None,
+        min_length=1,
+        description="URL of a storage that speaks like S3; default: as AWS clients are configured.",
+    )
+    batch_file_age_s: int = Field(
+        30 * 86_400,
+        ge=3600,
+        le=3650 * 86_400,
+        description="Seconds that files are kept that were not given a time, and ended batches.",
+    )

@@ -12,7 +12,7 @@ from inferq.producer.async_client import DEFAULT_QUEUE_LIMIT
 from inferq.protocol.messages import MAX_NAME_BYTES
 from inferq.protocol.scripts import MAX_RETENTION_MS
 from inferq.runtime.settings import read_list, read_pairs
-from inferq.runtime.shared_settings import SERVER_SETTINGS, QueuesSettings
+from inferq.runtime.shared_settings import BATCH_SETTINGS, SERVER_SETTINGS, BatchSettings
 
 ENV_PREFIX: Final = "INFERQ_GATEWAY_"
 
@@ -20,11 +20,13 @@ _MAX_COUNT: Final = 2**31 - 1
 _DAY_S: Final = 86_400
 
 
-class GatewaySettings(QueuesSettings):
+class GatewaySettings(BatchSettings):
     """What a gateway process needs: the server and its queues, its socket, and its limits."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX)
-    shared: ClassVar[frozenset[str]] = SERVER_SETTINGS | {"partitions", "queue_limit"}
+    shared: ClassVar[frozenset[str]] = (
+        SERVER_SETTINGS | BATCH_SETTINGS | {"partitions", "queue_limit"}
+    )
     repeated: ClassVar[frozenset[str]] = frozenset({"queues", "models", "cors_origins"})
 
     queue_limit: int = Field(

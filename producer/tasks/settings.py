@@ -9,9 +9,10 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from inferq.producer.async_client import DEFAULT_QUEUE_LIMIT
 from inferq.producer.tasks.signing import Secrets, read_secret, read_secrets_file
 from inferq.runtime.settings import read_list
-from inferq.runtime.shared_settings import SERVER_SETTINGS, QueuesSettings
+from inferq.runtime.shared_settings import BATCH_SETTINGS, SERVER_SETTINGS, BatchSettings
 
 ENV_PREFIX: Final = "INFERQ_TASKS_"
 
@@ -31,11 +32,13 @@ _RETRY_DELAYS_S: Final = (
 )
 
 
-class TasksSettings(QueuesSettings):
+class TasksSettings(BatchSettings):
     """What a tasks process needs: the server and its queues, webhooks, and upkeep."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX)
-    shared: ClassVar[frozenset[str]] = SERVER_SETTINGS | {"partitions"}
+    shared: ClassVar[frozenset[str]] = (
+        SERVER_SETTINGS | BATCH_SETTINGS | {"partitions", "queue_limit"}
+    )
     repeated: ClassVar[frozenset[str]] = frozenset({"queues", "webhook_allowed_networks"})
 
     workers: int = Field(
@@ -102,6 +105,21 @@ class TasksSettings(QueuesSettings):
         ge=1,
         le=3650 * _DAY_S,
         description="Seconds after which dead letters are removed.",
+    )
+    queue_limit: int = Field(
+        DEFAULT_QUEUE_LIMIT,
+        ge=1,
+        le=2**31 - 1,
+        description="Most jobs in a partition before a batch waits with its next lines.",
+    )
+    batch_window: int = Field(
+        256, ge=1, le=4096, description="Most lines of a batch that are in the queue at once."
+    )
+    batch_lease_s: float = Field(
+        30.0,
+        ge=1,
+        le=600,
+        description="Seconds without a sign of life after which a batch goes to another process.",
     )
     health_port: int = Field(
         0, ge=0, le=65_535, description="Port that answers /livez and /readyz; 0: none."
