@@ -118,25 +118,3 @@ class BatchSettings(QueuesSettings):
         le=3650 * 86_400,
         description="Seconds that files are kept that were not given a time, and ended batches.",
     )
-
-
-class BatchSettings(QueuesSettings):
-    """Where the files of batches lie, for those who take them and those who run them."""
-
-    batch_storage: str | None = Field(
-        None,
-        min_length=1,
-        description="Where files of batches are kept: a folder that all processes share, or "
-        "s3://bucket/prefix; default: there are no batches.",
-    )
-    batch_storage_endpoint: str | None = Field(
-        None,
-        min_length=1,
-        description="URL of a storage that speaks like S3; default: as AWS clients are configured.",
-    )
-    batch_file_age_s: int = Field(
-        30 * 86_400,
-        ge=3600,
-        le=3650 * 86_400,
-        description="Seconds that files are kept that were not given a time, and ended batches.",
-    )
