@@ -19,8 +19,10 @@ from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.middleware import KeyCheck, RequestContext
 from inferq.producer.gateway.requests.parsing import field_path
 from inferq.producer.gateway.routes import (
+    batches,
     chat,
     completions,
+    files,
     health,
     models,
     openapi,
@@ -31,6 +33,7 @@ from inferq.producer.gateway.routes import (
     tokenization,
 )
 from inferq.producer.gateway.settings import GatewaySettings
+from inferq.producer.gateway.tracing import TraceLayer
 from inferq.protocol.errors import InferqError
 from inferq.version import __version__
 
@@ -67,15 +70,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     )
     app.state.gateway = gateway
     for module in (
-        completions,
-        chat,
-        streams,
-        tokenization,
-        models,
-        health,
-        status,
-        openapi,
-        refused,
+        *(completions, chat, files, batches, streams),
+        *(tokenization, models, health, status, openapi, refused),
     ):
         app.include_router(module.router)
     app.include_router(page.page_router())
@@ -90,7 +86,10 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 
 
 def _middleware(gateway: Gateway) -> list[Middleware]:
-    layers = [Middleware(RequestContext)]
+    layers: list[Middleware] = []
+    if gateway.tracing is not None:
+        layers.append(Middleware(TraceLayer, tracing=gateway.tracing))
+    layers.append(Middleware(RequestContext))
     if gateway.settings.cors_origins:
         layers.append(
             Middleware(

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
 from inferq.producer.async_client import AsyncClient
 from inferq.producer.gateway.admission.keys import KeyRing
 from inferq.producer.gateway.admission.limits import Limiter
+from inferq.producer.gateway.batch_files import BatchFiles
 from inferq.producer.gateway.directory import Directory
 from inferq.producer.gateway.errors import HttpError, to_http_error
 from inferq.producer.gateway.in_flight import InFlight
@@ -21,6 +22,10 @@ from inferq.producer.gateway.settings import GatewaySettings
 from inferq.producer.gateway.status.watcher import StatusWatcher
 from inferq.producer.server import end_tasks
 from inferq.protocol.errors import QueueFull
+from inferq.runtime.tracing import start_tracing
+
+if TYPE_CHECKING:
+    from inferq.runtime.spans import Tracing
 
 logger = structlog.get_logger("inferq.gateway")
 
@@ -41,10 +46,17 @@ class Gateway:
     in_flight: InFlight
     bodies: BodyMemory
     status: StatusWatcher
+    #: None where the settings name no storage for files.
+    batches: BatchFiles | None
+    #: None where nobody wants traces.
+    tracing: Tracing | None
 
     @classmethod
     def build(cls, settings: GatewaySettings) -> Gateway:
-        """Make all parts; connects to nothing yet. Raises `InvalidRequestError`."""
+        """Make all parts; connects to nothing yet.
+
+        Raises `InvalidRequestError`, and `MissingExtraError` for a storage that needs one.
+        """
         clients = {
             queue: AsyncClient(
                 settings.redis_url.get_secret_value(),
@@ -65,6 +77,8 @@ class Gateway:
             in_flight=InFlight(settings.max_concurrent_requests),
             bodies=BodyMemory(settings.max_bodies_bytes),
             status=StatusWatcher(settings, directory.workers),
+            batches=BatchFiles.build(settings, clients[settings.queues[0]]),
+            tracing=start_tracing("inferq-gateway", settings.tracing_endpoint),
         )
 
     @asynccontextmanager
@@ -81,6 +95,8 @@ class Gateway:
             await self.status.aclose()
             for client in self.clients.values():
                 await client.aclose()
+            if self.tracing is not None:
+                await asyncio.to_thread(self.tracing.close)
 
     def to_http_error(self, error: Exception, queue: str | None = None) -> HttpError:
         """Return any error as an answer; a full `queue` says when it will have room."""

@@ -18,6 +18,8 @@ PURPOSE: Final = "batch"
 #: Most bytes of a body beside its file: boundaries, headers, fields.
 MAX_FORM_BYTES: Final = 64 * 2**10
 MAX_FIELD_BYTES: Final = 1024
+#: Bytes of a file that are gathered before they are written.
+WRITE_BYTES: Final = 256 * 2**10
 MAX_FILENAME_BYTES: Final = 255
 #: Longest time in seconds for a whole file to arrive.
 UPLOAD_TIMEOUT_S: Final = 3600.0
@@ -109,19 +111,19 @@ class _Form:
         self._fields: dict[str, str] = {}
         self._filename: str | None = None
         self._num_bytes = 0
+        self._gathered = bytearray()
 
     async def take(self, piece: Piece) -> None:
         """Take what comes next."""
         match piece:
             case Part():
                 self._begin(piece)
+            case PartEnd() if self._part.name == _FILE:
+                await self._write()
             case PartEnd():
-                self._end()
+                self._end_field(self._part.name)
             case _ if self._part.name == _FILE:
-                self._num_bytes += len(piece)
-                if self._num_bytes > self._limit:
-                    raise too_long(self._limit)
-                await self._sink.write(piece)
+                await self._take_bytes(piece)
             case _:
                 self._value += piece
                 if len(self._value) > MAX_FIELD_BYTES:
@@ -138,6 +140,19 @@ class _Form:
             raise BadRequest("The file is empty.", param=_FILE)
         return Upload(self._filename, self._num_bytes, self._expires_after_s())
 
+    async def _take_bytes(self, piece: bytes) -> None:
+        self._num_bytes += len(piece)
+        if self._num_bytes > self._limit:
+            raise too_long(self._limit)
+        self._gathered += piece
+        if len(self._gathered) >= WRITE_BYTES:
+            await self._write()
+
+    async def _write(self) -> None:
+        gathered, self._gathered = self._gathered, bytearray()
+        if gathered:
+            await self._sink.write(bytes(gathered))
+
     def _begin(self, part: Part) -> None:
         if part.name == _FILE:
             if self._filename is not None:
@@ -152,10 +167,7 @@ class _Form:
             raise BadRequest(f"The body has {part.name!r} twice.", param=part.name)
         self._part, self._value = part, b""
 
-    def _end(self) -> None:
-        name = self._part.name
-        if name == _FILE:
-            return
+    def _end_field(self, name: str) -> None:
         try:
             value = self._value.decode()
         except UnicodeDecodeError:

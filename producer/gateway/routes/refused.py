@@ -26,6 +26,7 @@ REFUSED: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "responses": ("The Responses API", _CHAT_INSTEAD),
         "score": ("Scoring", _TEXT_ONLY),
         "threads": ("Threads", _CHAT_INSTEAD),
+        "uploads": ("Uploads in parts", "use /v1/files"),
         "vector_stores": ("Vector stores", _TEXT_ONLY),
     }
 )

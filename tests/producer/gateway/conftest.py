@@ -5,6 +5,7 @@
 - `start_gateway(**settings)`, `start_stand_in(**options)`  more of them, ended with the test
 - `http`  a client of `gateway`
 - `openai_client`  OpenAI's own
+- `no_batches`  before the test there are no files and batches
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import redis
 import structlog
+
+from inferq.protocol.keys import BatchKeys
 
 
 def _load_stand_in() -> ModuleType:
@@ -81,6 +85,14 @@ def start_gateway(valkey_url: str, queue: str) -> Iterator[Callable[..., Any]]:
     yield start
     for running in started:
         running.stop()
+
+
+@pytest.fixture
+def no_batches(valkey_url: str) -> None:
+    """Forget the files and batches of other tests, which are the server's and no queue's."""
+    with redis.Redis.from_url(valkey_url) as client:
+        for key in client.scan_iter(f"{BatchKeys.PREFIX}*"):
+            client.delete(key)
 
 
 @pytest.fixture

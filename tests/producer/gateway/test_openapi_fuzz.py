@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -97,10 +98,12 @@ class Fuzzer:
 
 
 @pytest.fixture
-def fuzzed_gateway(start_stand_in: Callable[..., Any], start_gateway: Callable[..., Any]) -> Any:
+def fuzzed_gateway(
+    start_stand_in: Callable[..., Any], start_gateway: Callable[..., Any], tmp_path: Path
+) -> Any:
     """A gateway before a worker that answers shortly, whatever is asked."""
     start_stand_in(step_s=0.0005, max_model_len=128).say("Paris, I think.")
-    return start_gateway(max_outputs=8)
+    return start_gateway(max_outputs=8, batch_storage=str(tmp_path / "files"))
 
 
 @pytest.fixture

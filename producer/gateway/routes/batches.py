@@ -1,0 +1,169 @@
+"""`/v1/batches`: files of requests that are answered when there is time for them."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+
+from inferq.producer.batches.records import (
+    INPUT_PURPOSE,
+    BatchRecord,
+    Counts,
+    FileFault,
+    Terms,
+    new_batch_id,
+)
+from inferq.producer.gateway.admission.access import Access
+from inferq.producer.gateway.batch_files import batch_files
+from inferq.producer.gateway.errors import BadRequest, HttpError
+from inferq.producer.gateway.gateway import Gateway
+from inferq.producer.gateway.requests.batch_body import BatchBody
+from inferq.producer.gateway.requests.body import read_body, request_body
+from inferq.producer.gateway.routes.files import listed
+from inferq.producer.gateway.settings import GatewaySettings
+from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.keys import Lane
+
+router = APIRouter(tags=["batches"])
+
+#: Seconds of the only window that OpenAI has.
+WINDOW_S: Final = 24 * 3600
+MAX_LISTED: Final = 100
+
+
+@router.post("/v1/batches", summary="Begin a batch", openapi_extra=request_body(BatchBody))
+async def create_batch(request: Request) -> dict[str, Any]:
+    """Have the requests of a file answered; their file is checked first, by `inferq tasks`."""
+    gateway: Gateway = request.app.state.gateway
+    files = batch_files(request)
+    access: Access = request.state.access
+    body = await read_body(request, BatchBody)
+    access.check_lane(Lane.LOW, param="endpoint")
+    async with await gateway.limiter.admit(access, streams=0):
+        file = await files.file(body.input_file_id, access, param="input_file_id")
+        if file.purpose != INPUT_PURPOSE:
+            raise BadRequest(
+                f"input_file_id: its purpose is {file.purpose!r}, not {INPUT_PURPOSE!r}",
+                param="input_file_id",
+            )
+        now = int(time.time())
+        expiry = body.output_expires_after
+        record = BatchRecord(
+            id=new_batch_id(),
+            endpoint=body.endpoint,
+            input_file_id=file.id,
+            created_at=now,
+            expires_at=now + WINDOW_S,
+            completion_window=body.completion_window,
+            owner=access.key_id,
+            metadata=body.metadata,
+            output_expires_after_s=None if expiry is None else expiry.seconds,
+            terms=_terms(gateway.settings, access),
+        )
+        await files.store.create_batch(record)
+    return batch_object(record)
+
+
+@router.get("/v1/batches", summary="List batches")
+async def list_batches(
+    request: Request,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
+) -> dict[str, Any]:
+    """Return the caller's batches, the newest first; `after` is the id of the one before."""
+    files = batch_files(request)
+    access: Access = request.state.access
+    page = await files.store.batches(access.key_id, after=after, limit=limit)
+    return listed([batch_object(record) for record in page.records], page.has_more)
+
+
+@router.get("/v1/batches/{batch_id}", summary="Describe a batch")
+async def describe_batch(request: Request, batch_id: str) -> dict[str, Any]:
+    """Return where a batch stands."""
+    return batch_object(await batch_files(request).batch(batch_id, request.state.access))
+
+
+@router.post("/v1/batches/{batch_id}/cancel", summary="Cancel a batch")
+async def cancel_batch(request: Request, batch_id: str) -> dict[str, Any]:
+    """Ask for a batch's end; what is answered already stays in its output file."""
+    files = batch_files(request)
+    record = await files.batch(batch_id, request.state.access)
+    try:
+        cancelled = await files.store.request_cancel(record.id)
+    except InvalidRequestError:
+        current = await files.batch(batch_id, request.state.access)
+        raise HttpError(
+            409,
+            f"A batch with status {current.status.value!r} cannot be cancelled.",
+            param="id",
+            code="batch_ended",
+        ) from None
+    return batch_object(cancelled or record)
+
+
+def batch_object(record: BatchRecord) -> dict[str, Any]:
+    """Return a record as OpenAI's Batch object."""
+    return {
+        "id": record.id,
+        "object": "batch",
+        "endpoint": record.endpoint,
+        "model": record.model,
+        "errors": _errors(record.errors),
+        "input_file_id": record.input_file_id,
+        "completion_window": record.completion_window,
+        "status": record.status.value,
+        "output_file_id": record.output_file_id,
+        "error_file_id": record.error_file_id,
+        "created_at": record.created_at,
+        "in_progress_at": record.in_progress_at,
+        "expires_at": record.expires_at,
+        "finalizing_at": record.finalizing_at,
+        "completed_at": record.completed_at,
+        "failed_at": record.failed_at,
+        "expired_at": record.expired_at,
+        "cancelling_at": record.cancelling_at,
+        "cancelled_at": record.cancelled_at,
+        "request_counts": {
+            "total": record.counts.total,
+            "completed": record.counts.completed,
+            "failed": record.counts.failed,
+        },
+        "usage": _usage(record.counts),
+        "metadata": None if record.metadata is None else dict(record.metadata),
+    }
+
+
+def _errors(faults: tuple[FileFault, ...]) -> dict[str, Any] | None:
+    if not faults:
+        return None
+    data = [
+        {"code": each.code, "line": each.line, "message": each.message, "param": each.param}
+        for each in faults
+    ]
+    return {"object": "list", "data": data}
+
+
+def _usage(counts: Counts) -> dict[str, Any]:
+    return {
+        "input_tokens": counts.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": counts.cached_tokens},
+        "output_tokens": counts.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts.prompt_tokens + counts.completion_tokens,
+    }
+
+
+def _terms(settings: GatewaySettings, access: Access) -> Terms:
+    """Return by what the batch's requests are answered: as this gateway would."""
+    return Terms(
+        queues=settings.queues,
+        models=settings.models,
+        allowed_models=None if access.models is None else tuple(sorted(access.models)),
+        default_max_tokens=settings.default_max_tokens,
+        tool_format=settings.tool_format,
+        accept_webhooks=settings.accept_webhooks,
+        max_prompts=settings.max_prompts,
+        max_outputs=settings.max_outputs,
+    )

@@ -1,0 +1,149 @@
+"""`/v1/files`: what batches read, and what they leave behind."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from inferq.producer.batches.records import INPUT_PURPOSE, FileRecord, new_file_id
+from inferq.producer.gateway.admission.access import Access
+from inferq.producer.gateway.batch_files import BatchFiles, batch_files, storage_errors
+from inferq.producer.gateway.errors import HttpError
+from inferq.producer.gateway.gateway import Gateway
+from inferq.producer.gateway.requests.batch_body import upload_form
+from inferq.producer.gateway.requests.upload import WRITE_BYTES, read_upload
+from inferq.protocol.errors import InvalidRequestError
+
+router = APIRouter(tags=["batches"])
+
+#: Longest file in bytes.
+MAX_FILE_BYTES: Final = 200 * 2**20
+#: Most files in one answer, as OpenAI has it.
+MAX_LISTED: Final = 10_000
+
+
+@router.post("/v1/files", summary="Upload a file", openapi_extra=upload_form())
+async def upload_file(request: Request) -> dict[str, Any]:
+    """Keep a file; it is written as it comes, and is there once it is whole."""
+    gateway: Gateway = request.app.state.gateway
+    files = batch_files(request)
+    access: Access = request.state.access
+    with gateway.in_flight.slot():
+        async with gateway.bodies.reading() as memory:
+            memory.grow(min(WRITE_BYTES, gateway.settings.max_bodies_bytes))
+            async with await gateway.limiter.admit(access, streams=0):
+                record = await _receive(request, files, gateway.settings.batch_file_age_s)
+    return file_object(record)
+
+
+@router.get("/v1/files", summary="List files")
+async def list_files(
+    request: Request,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = MAX_LISTED,
+    order: Literal["asc", "desc"] = "desc",
+    purpose: str | None = None,
+) -> dict[str, Any]:
+    """Return the caller's files by the time they were made; `after` is the id of the one before."""
+    files = batch_files(request)
+    access: Access = request.state.access
+    page = await files.store.files(
+        access.key_id, after=after, limit=limit, order=order, purpose=purpose
+    )
+    return listed([file_object(record) for record in page.records], page.has_more)
+
+
+@router.get("/v1/files/{file_id}", summary="Describe a file")
+async def describe_file(request: Request, file_id: str) -> dict[str, Any]:
+    """Return what is known of a file."""
+    return file_object(await batch_files(request).file(file_id, request.state.access))
+
+
+@router.get("/v1/files/{file_id}/content", summary="Download a file", response_model=None)
+async def download_file(request: Request, file_id: str) -> Response:
+    """Send a file's bytes."""
+    files = batch_files(request)
+    record = await files.file(file_id, request.state.access)
+    size, content = await files.content(record.id)
+    name = quote(record.filename, safe="")
+    return StreamingResponse(
+        content,
+        media_type="application/octet-stream",
+        headers={
+            "Content-Length": str(size),
+            "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
+            "X-Content-Type-Options": "nosniff",
+        },
+    )
+
+
+@router.delete("/v1/files/{file_id}", summary="Delete a file")
+async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
+    """Delete a file, unless a batch that goes on reads it."""
+    files = batch_files(request)
+    record = await files.file(file_id, request.state.access)
+    try:
+        await files.store.delete_file(record.id)
+    except InvalidRequestError as error:
+        message = f"The file is in use: {error}."
+        raise HttpError(409, message, param="id", code="file_in_use") from None
+    with storage_errors():
+        await files.storage.delete(record.id)
+    return {"id": record.id, "object": "file", "deleted": True}
+
+
+def file_object(record: FileRecord) -> dict[str, Any]:
+    """Return a record as OpenAI's File object."""
+    return {
+        "id": record.id,
+        "object": "file",
+        "bytes": record.bytes,
+        "created_at": record.created_at,
+        "expires_at": record.expires_at,
+        "filename": record.filename,
+        "purpose": record.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def listed(objects: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    """Return one page as OpenAI's list object."""
+    return {
+        "object": "list",
+        "data": objects,
+        "first_id": objects[0]["id"] if objects else None,
+        "last_id": objects[-1]["id"] if objects else None,
+        "has_more": has_more,
+    }
+
+
+async def _receive(request: Request, files: BatchFiles, age_s: float) -> FileRecord:
+    """Write the upload to the storage and make its record; what is not whole leaves nothing."""
+    access: Access = request.state.access
+    file_id = new_file_id()
+    with storage_errors():
+        async with files.storage.writer(file_id) as writer:
+            upload = await read_upload(request, writer, limit=MAX_FILE_BYTES)
+            await writer.commit()
+    now = int(time.time())
+    record = FileRecord(
+        id=file_id,
+        bytes=upload.num_bytes,
+        created_at=now,
+        filename=upload.filename,
+        purpose=INPUT_PURPOSE,
+        owner=access.key_id,
+        expires_at=now + (upload.expires_after_s or int(age_s)),
+    )
+    try:
+        await files.store.create_file(record)
+    except BaseException:
+        with storage_errors():
+            await files.storage.delete(file_id)
+        raise
+    return record
