@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from inferq.runtime.banner import log_start
 from inferq.runtime.flags import settings_parser
 from inferq.runtime.logs import configure_logging
 from inferq.worker.service import WorkerService
@@ -46,5 +47,6 @@ def main(argv: Sequence[str]) -> int:
     server that cannot be used; the command line gives each its message and exit code.
     """
     settings = load_settings(vars(build_parser().parse_args(argv)))
-    configure_logging(settings.log_level, settings.log_format)
+    configure_logging(settings.log_level, settings.log_format, show_prompts=settings.log_prompts)
+    log_start("worker", settings, model=settings.model_name, queue=settings.queue)
     return asyncio.run(WorkerService(settings).run())

@@ -153,7 +153,7 @@ class Dispatcher:
             await self._reject(job, error)
         except (ServerLost, QueueFull) as error:
             self.lose(job, str(error))
-        except Exception as error:  # the job must end, whatever is wrong with us
+        except Exception as error:  # noqa: BLE001 - the job must end, whatever is wrong with us
             self._lines.failed("preparing a job failed", job, error)
             self._fail(job, _internal_error(error))
 
@@ -309,7 +309,7 @@ class Dispatcher:
                 continue
             try:
                 self._receive_one(active, output, now)
-            except Exception as error:  # the job must end, and the others' tokens be taken
+            except Exception as error:  # noqa: BLE001 - the job must end, the others go on
                 self._lines.failed("taking tokens failed", active.job, error)
                 self._leave_engine(active.job)
                 self._fail(active.job, _internal_error(error))

@@ -12,7 +12,6 @@ import structlog
 from inferq.protocol.errors import DecodeError
 from inferq.protocol.messages import Job
 from inferq.protocol.prompts import ChatPrompt, TextPrompt
-from inferq.runtime.logs import whereabouts
 from inferq.worker.queue.running import RunningJob
 
 logger = structlog.get_logger("inferq.jobs")
@@ -85,5 +84,4 @@ class JobLines:
 
     def failed(self, what: str, job: RunningJob, error: Exception) -> None:
         """Say that a fault of ours ended a job."""
-        fault = {"exc_info": error} if self._log_prompts else {"fault": whereabouts(error)}
-        logger.error(what, **job.names, **fault)
+        logger.error(what, **job.names, fault=error)

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from redis.asyncio import Redis
@@ -21,11 +21,14 @@ from inferq.protocol.scripts import QueueScripts
 from inferq.protocol.servers import ServerUrl
 from inferq.runtime.health import HealthServer
 from inferq.runtime.metrics import MetricsPage
+from inferq.runtime.tracing import start_tracing
 from inferq.version import __version__
 from inferq.worker.books import WorkerBooks
 from inferq.worker.dispatch import Dispatcher
 from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.engine_client import EngineClient, EngineInfo
+from inferq.worker.job_lines import JobLines
+from inferq.worker.job_trace import JobTraces
 from inferq.worker.metrics import WorkerMetrics
 from inferq.worker.model.loading.hub import find_model_folder
 from inferq.worker.model.loading.model_store import resolve_model
@@ -38,6 +41,9 @@ from inferq.worker.queue.script_connection import ScriptConnection
 from inferq.worker.reports import Reporter
 from inferq.worker.settings import EngineSettings, WorkerSettings
 from inferq.worker.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from inferq.runtime.spans import Tracing
 
 logger = structlog.get_logger("inferq.worker")
 
@@ -75,19 +81,25 @@ class WorkerService:
         `ServerLost` if Redis cannot be reached at the start, `ModelError` for a model that cannot
         be served.
         """
-        client = connect(self._settings.redis_url.get_secret_value(), self._keys)
+        settings = self._settings
+        tracing = start_tracing(
+            "inferq-worker", settings.tracing_endpoint, instance=settings.worker_name
+        )
+        client = connect(settings.redis_url.get_secret_value(), self._keys)
         calls = ScriptConnection(client)
         scripts = QueueScripts(calls, self._keys)
         try:
             await scripts.load()  # says now whether Redis is there and lets us in
             async with self._health():
-                return await self._serve(client, scripts)
+                return await self._serve(client, scripts, tracing)
         finally:
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
             await self._engine.stop()
             await calls.disconnect()
             await client.aclose()
 
-    async def _serve(self, client: Redis, scripts: QueueScripts) -> int:
+    async def _serve(self, client: Redis, scripts: QueueScripts, tracing: Tracing | None) -> int:
         with self._signals():
             starting = asyncio.create_task(self._start_engine(self._engine))
             stopping = asyncio.create_task(self._stop.wait())
@@ -106,6 +118,7 @@ class WorkerService:
                 info,
                 tokenizer,
                 self._books,
+                tracing,
             )
             self._probes.loaded(lambda: session.is_connected)
             self._metrics.loaded(session.jobs)
@@ -183,6 +196,7 @@ class WorkerSession:
         info: EngineInfo,
         tokenizer: Tokenizer,
         books: WorkerBooks | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         books = books or WorkerBooks()
         self._settings = settings
@@ -205,6 +219,8 @@ class WorkerSession:
             info=info,
             jobs=jobs,
             books=books.jobs,
+            traces=JobTraces(tracing, queue=settings.queue, model=settings.model_name),
+            lines=JobLines(log_prompts=settings.log_prompts),
             on_room=self._on_room,
         )
         self._publishing = ScriptConnection(client)
@@ -251,6 +267,7 @@ class WorkerSession:
         self._snapshots = Snapshots(client, keys, worker, engine)
         self._reporter = Reporter(settings, scripts, engine, info, self._snapshots)
         engine.on_outputs = dispatcher.receive
+        engine.on_events = dispatcher.follow
 
     @property
     def jobs(self) -> RunningJobs:

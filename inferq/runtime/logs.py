@@ -17,11 +17,13 @@ logger = structlog.get_logger("inferq")
 _MAX_CAUSES: Final = 8
 
 
-def configure_logging(level: str, form: str) -> None:
+def configure_logging(level: str, form: str, *, show_prompts: bool = False) -> None:
     """Send all log lines to stderr, as JSON or for people (`auto`: by whether it is a terminal).
 
     A message that is an object with `log_fields` is a line of these fields in JSON, else its text.
-    Warnings, and errors that end the process or a thread of it, are log lines too.
+    Warnings, and errors that end the process or a thread of it, are log lines too. An error that is
+    given as `fault` is one about a job: what it says may hold what was asked or answered, and is
+    left out unless `show_prompts`.
     """
     pretty = form == "pretty" or (form == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
@@ -34,6 +36,7 @@ def configure_logging(level: str, form: str) -> None:
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _show_fault if show_prompts else _place_fault,
         structlog.processors.format_exc_info,
     ]
     structlog.configure(
@@ -59,10 +62,7 @@ def configure_logging(level: str, form: str) -> None:
 
 
 def whereabouts(error: BaseException) -> str:
-    """Return the types and places of an error and its causes, without what they say.
-
-    For errors about a job: their messages may hold what was asked, or what was answered.
-    """
+    """Return the types and places of an error and its causes, without what they say."""
     parts: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(parts) < _MAX_CAUSES:
@@ -70,6 +70,22 @@ def whereabouts(error: BaseException) -> str:
         parts.insert(0, f"{frames}{type(cause).__module__}.{type(cause).__qualname__}")
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return "\n".join(parts)
+
+
+def _show_fault(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    if isinstance(fault := event.pop("fault", None), BaseException):
+        event["exception"] = "".join(traceback.format_exception(fault)).rstrip()
+    return event
+
+
+def _place_fault(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    if isinstance(fault := event.pop("fault", None), BaseException):
+        event["exception"] = whereabouts(fault)
+    return event
 
 
 def _log_uncaught(

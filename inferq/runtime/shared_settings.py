@@ -15,7 +15,9 @@ from inferq.protocol.servers import DEFAULT_URL, ServerUrl
 from inferq.runtime.settings import ProcessSettings, read_list
 
 #: The settings of `ServerSettings`: they mean the same to every process.
-SERVER_SETTINGS: Final = frozenset({"redis_url", "log_level", "log_format", "tracing_endpoint"})
+SERVER_SETTINGS: Final = frozenset(
+    {"redis_url", "log_level", "log_format", "log_prompts", "tracing_endpoint"}
+)
 #: The settings of `BatchSettings`, which gateways and tasks have alike.
 BATCH_SETTINGS: Final = frozenset({"batch_storage", "batch_storage_endpoint", "batch_file_age_s"})
 
@@ -32,6 +34,11 @@ class ServerSettings(ProcessSettings):
     )
     log_format: Literal["auto", "json", "pretty"] = Field(
         "auto", description="Form of log lines; auto is pretty on a terminal, JSON elsewhere."
+    )
+    log_prompts: bool = Field(
+        False,
+        description="Log what jobs ask and get, at most 1,000 characters of each text, and what "
+        "errors about them say.",
     )
     tracing_endpoint: str | None = Field(
         None,

@@ -87,13 +87,14 @@ class Span:
     def child(
         self,
         name: str,
+        kind: Kind = Kind.INTERNAL,
         *,
         start_ns: int | None = None,
         attributes: Mapping[str, Attribute] | None = None,
     ) -> Span:
         """Begin a part of this one."""
         return self._tracing.span(
-            name, parent=self.context, start_ns=start_ns, attributes=attributes
+            name, kind, parent=self.context, start_ns=start_ns, attributes=attributes
         )
 
     def end(self, at_ns: int | None = None) -> None:

@@ -13,6 +13,7 @@ import structlog
 
 from inferq.producer.gateway.server import GatewayServer
 from inferq.producer.gateway.settings import GatewaySettings
+from inferq.runtime.banner import log_start
 from inferq.runtime.flags import settings_parser
 from inferq.runtime.logs import configure_logging
 from inferq.runtime.settings import load_settings
@@ -56,7 +57,8 @@ def main(argv: Sequence[str]) -> int:
     Raises `InvalidRequestError` for a setting, which the command line gives its message and code.
     """
     settings = read_settings(vars(build_parser().parse_args(argv)))
-    configure_logging(settings.log_level, settings.log_format)
+    configure_logging(settings.log_level, settings.log_format, show_prompts=settings.log_prompts)
+    log_start("gateway", settings, queues=list(settings.queues))
     asyncio.run(_serve(settings))
     return os.EX_OK
 

@@ -153,7 +153,7 @@ def to_http_error(error: Exception, *, retry_after_s: float = DEFAULT_RETRY_S) -
             )
         case InferqError():
             return _of_job(error)
-    logger.error("unforeseen error", exc_info=error)
+    logger.error("unforeseen error", fault=error)
     return _internal()
 
 
@@ -172,7 +172,7 @@ def _of_job(error: InferqError) -> HttpError:
             return HttpError(409, str(error), code="cancelled")
         case JobFailed():
             return _of_failed(error)
-    logger.error("unforeseen error", exc_info=error)
+    logger.error("unforeseen error", fault=error)
     return _internal()
 
 
@@ -180,7 +180,8 @@ def _of_failed(error: JobFailed) -> HttpError:
     info = error.info
     if info.code in ErrorCode.REFUSED:
         return _of_invalid(info.code, info.message, info.field)
-    logger.error("job failed", job_id=error.job_id, code=info.code, message=info.message)
+    # not the message: it may hold what was asked
+    logger.error("job failed", job_id=error.job_id, code=info.code)
     if info.code == ErrorCode.WORKER_CRASHED:
         message = f"Job {error.job_id} failed: the workers that ran it crashed."
         return HttpError(500, message, type=SERVER, code=info.code)

@@ -19,7 +19,10 @@ access_logger = structlog.get_logger("inferq.gateway.access")
 
 #: Paths that need no key: health, the pages, and what these load.
 PUBLIC_PATHS: Final = frozenset(
-    {"/", "/status", "/health", "/livez", "/readyz", "/version", "/docs", "/openapi.json", "/favicon.ico"}
+    {
+        *("/", "/status", "/docs", "/openapi.json", "/favicon.ico"),
+        *("/health", "/livez", "/readyz", "/version"),
+    }
 )
 PUBLIC_PREFIX: Final = "/static/"
 
@@ -62,6 +65,7 @@ class RequestContext:
                     await error_response(answer)(scope, receive, send_named)
             finally:
                 _log(scope, status, time.monotonic() - started)
+                structlog.contextvars.unbind_contextvars("job_id")
 
 
 class KeyCheck:

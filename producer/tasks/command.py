@@ -18,6 +18,7 @@ from inferq.producer.tasks.rq_connection import rq_connection
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.producer.tasks.workers import WorkerProcesses, perform_tasks
 from inferq.protocol.servers import ServerUrl
+from inferq.runtime.banner import log_start
 from inferq.runtime.flags import settings_parser
 from inferq.runtime.health import HealthServer
 from inferq.runtime.logs import configure_logging
@@ -69,7 +70,8 @@ def main(argv: Sequence[str]) -> int:
     given = vars(build_parser().parse_args(argv))
     burst = given.pop("burst")
     settings = read_settings(given)
-    configure_logging(settings.log_level, settings.log_format)
+    configure_logging(settings.log_level, settings.log_format, show_prompts=settings.log_prompts)
+    log_start("tasks", settings, queues=list(settings.queues))
     if burst:
         run_burst(settings)
     else:

@@ -122,7 +122,7 @@ class SafeWorker(SimpleWorker):
             why = str(error) or "its payload is not JSON"
             logger.error("task refused", rq_job=job.id, rq_queue=job.origin, reason=why)
         else:
-            logger.error("task failed", rq_job=job.id, task=job.func_name, exc_info=exc_info)
+            logger.error("task failed", rq_job=job.id, task=job.func_name, fault=error)
 
 
 def check_prefix() -> None:

@@ -46,7 +46,7 @@ def perform_tasks(settings: TasksSettings, *, burst: bool = False) -> None:
 
 
 def _worker_process(settings: TasksSettings) -> None:
-    configure_logging(settings.log_level, settings.log_format)
+    configure_logging(settings.log_level, settings.log_format, show_prompts=settings.log_prompts)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -31,6 +31,7 @@ from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.requests.delivery import Delivery
 from inferq.producer.gateway.requests.schemas import GenerationBody
 from inferq.producer.gateway.requests.submission import Asked, Submitted, submit
+from inferq.producer.gateway.tracing import name_jobs, submission
 from inferq.protocol.errors import ErrorCode, InvalidRequestError, JobFailed
 
 #: What nobody reads: the client is gone.
@@ -64,10 +65,12 @@ async def respond(request: Request, body: GenerationBody, served: Served, asked:
         )
         await stack.enter_async_context(admission)
         try:
-            jobs = await submit(served.client, served.queue, asked, delivery)
+            with submission(request, served.queue, len(asked.prompts)):
+                jobs = await submit(served.client, served.queue, asked, delivery)
         except Exception as error:
             admission.used_tokens = 0
             raise gateway.to_http_error(error, served.queue) from error
+        name_jobs(request, jobs.ids)
         if body.stream:
             return stream_response(
                 gateway,

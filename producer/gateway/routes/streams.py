@@ -19,6 +19,7 @@ from inferq.producer.gateway.answers.sse import EventStream
 from inferq.producer.gateway.errors import BadRequest
 from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.requests.submission import Submitted
+from inferq.producer.gateway.tracing import name_jobs
 from inferq.protocol.errors import InvalidRequestError, JobNotFound
 from inferq.protocol.keys import partition_of
 from inferq.protocol.replies import CancelOutcome
@@ -38,6 +39,7 @@ async def resume(request: Request, stream_id: str, last_event_id: str | None = N
     """
     gateway: Gateway = request.app.state.gateway
     jobs = await _find(gateway, request.state.access, stream_id)
+    name_jobs(request, jobs.ids)
     event_id = request.headers.get(_LAST_EVENT_ID, last_event_id)
     seen = None if event_id is None else _places(event_id, jobs)
     async with AsyncExitStack() as stack:
@@ -49,6 +51,7 @@ async def resume(request: Request, stream_id: str, last_event_id: str | None = N
 async def cancel(request: Request, stream_id: str) -> dict[str, Any]:
     """Ask for the end of the response's jobs; those that are over stay as they are."""
     jobs = await _find(request.app.state.gateway, request.state.access, stream_id)
+    name_jobs(request, jobs.ids)
     outcomes = await asyncio.gather(*(jobs.client.cancel(job_id) for job_id in jobs.ids))
     return {
         "id": stream_id,
