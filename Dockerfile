@@ -23,7 +23,7 @@ COPY image-constraints.txt /constraints.txt
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python -m venv /opt/inferq \
     && wheel="$(echo /wheels/*.whl)" \
-    && /opt/inferq/bin/pip install --no-cache-dir --constraint /constraints.txt "inferq[gateway,tasks] @ file://${wheel}"
+    && /opt/inferq/bin/pip install --no-cache-dir --constraint /constraints.txt "inferq[gateway,tasks,s3,tracing,cli] @ file://${wheel}"
 
 FROM ${CUDA_IMAGE} AS worker-packages
 # hadolint ignore=DL3008
@@ -34,7 +34,7 @@ COPY image-constraints.txt /constraints.txt
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python3.12 -m venv /opt/inferq \
     && wheel="$(echo /wheels/*.whl)" \
-    && /opt/inferq/bin/pip install --no-cache-dir --constraint /constraints.txt "inferq[worker] @ file://${wheel}"
+    && /opt/inferq/bin/pip install --no-cache-dir --constraint /constraints.txt "inferq[worker,tracing] @ file://${wheel}"
 
 FROM ${SLIM_IMAGE} AS gateway
 ARG VERSION=unknown

@@ -10,7 +10,7 @@ EXAMPLES ?= 20000
 PROMPT ?= What is the capital of France?
 PACKAGES := inferq protocol producer worker kernels
 
-.PHONY: help setup demo test test-slow check lint format typecheck bench screenshots soak fuzz helm-tools chart-files image-packages clean
+.PHONY: help setup demo test test-slow check lint format typecheck bench screenshots soak fuzz helm-tools chart-files image-packages image-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ chart-files: setup ## Write what the chart takes from settings, protocol and its
 
 image-packages: setup ## Write which versions of packages the images hold: those tested here
 	@$(BIN)/python scripts/image_packages.py
+
+image-check: setup ## Build the gateway's image without a Docker engine and look into it (as root, minutes)
+	@$(BIN)/python scripts/image_check.py
 
 clean: ## Remove what the build and the tools left
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

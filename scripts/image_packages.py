@@ -18,7 +18,7 @@ from packaging.version import Version
 
 PATH = Path(__file__).resolve().parents[1] / "image-constraints.txt"
 #: Extras that an image installs.
-EXTRAS = ("gateway", "tasks", "worker")
+EXTRAS = ("gateway", "tasks", "worker", "s3", "tracing", "cli")
 #: What the images' Python has: a package for another one only would not be missed.
 ENVIRONMENT = {"python_version": "3.12", "python_full_version": "3.12.11"}
 #: CUDA's torch asks for one version of Triton, which may not be the one of the tests.
