@@ -24,9 +24,9 @@ class WorkerInfo:
     Counts are in KV blocks of `block_size` tokens, and in sequences; `peak_blocks` is the most
     blocks that were ever in use. `prefix_hit_tokens` of `prefix_query_tokens` prompt tokens were
     found in the prefix cache since the worker started, and `prompt_tokens` and `generated_tokens`
-    are all since then; `prompt_rate` and `generated_rate` are in tokens per second, between its last
-    two reports. `report_interval_s` is when it will report next; 0: not known. `adapters` are names
-    that jobs may ask for as models, beside `model`.
+    are all since then; `prompt_rate` and `generated_rate` are in tokens per second, between its
+    last two reports. `report_interval_s` is when it will report next; 0: not known. `adapters` are
+    names that jobs may ask for as models, beside `model`.
     """
 
     name: str

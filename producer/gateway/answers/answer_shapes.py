@@ -15,6 +15,7 @@ _FINISH_REASON: Final = {"enum": ["stop", "length", "tool_calls"]}
 _NUMBER: Final = {"type": "number", "minimum": 0}
 _NUMBERS: Final = {"type": "array", "items": _NUMBER}
 _MAYBE_NUMBER: Final = {"type": ["number", "null"], "minimum": 0}
+_WHOLE: Final = {"type": "integer"}
 _COUNTS: Final = {"type": "array", "items": _COUNT}
 _MAYBE_COUNT: Final = {"type": ["integer", "null"], "minimum": 0}
 
@@ -192,7 +193,7 @@ SHAPES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
                     *("queued", "running", "delayed", "left_behind", "dead_letters"),
                     *("prompt_tokens_outstanding", "budget_tokens_outstanding"),
                 ),
-                {"type": "integer"},
+                _WHOLE,
             ),
         ),
         "Worker": _object(

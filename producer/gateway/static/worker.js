@@ -1,0 +1,88 @@
+// One worker of the status page: what it is, how full it is, and its blocks while it is in view.
+
+import { BlockMap } from "./blocks.js";
+import { copyOf, count, seconds } from "./parts.js";
+
+const EVERY_MS = 1_000;
+const WORDS = { late: "does not answer", gone: "gone" };
+
+/** Add a worker's card to `parent`; `ask` fetches data. */
+export function showWorker(parent, queue, { name, partition }, ask) {
+  const { root, part } = copyOf("worker", parent);
+  const map = new BlockMap(part("canvas"), part("tip"));
+  const address = new URLSearchParams({ queue, worker: name, partition });
+  let isInView = false;
+  let isRemoved = false;
+  let isDead = false;
+  const seen = new IntersectionObserver(([entry]) => (isInView = entry.isIntersecting));
+  seen.observe(root);
+
+  async function look() {
+    if (isRemoved) return;
+    if (isInView && document.visibilityState === "visible") {
+      const { snapshot } = await ask(`status/blocks?${address}`).catch(() => ({ snapshot: null }));
+      if (snapshot) showBlocks(part, map, name, snapshot);
+      else if (map.cells === null) part("legend").textContent = "The blocks show with its next report …";
+      root.classList.toggle("stale", !snapshot || isDead);
+    }
+    setTimeout(look, EVERY_MS);
+  }
+  look();
+
+  return {
+    remove: () => {
+      isRemoved = true;
+      seen.disconnect();
+      root.remove();
+    },
+    show: (worker) => {
+      isDead = worker.state in WORDS;
+      root.classList.toggle("stale", isDead);
+      part("name").textContent = worker.name;
+      part("state").textContent = WORDS[worker.state] ?? worker.state;
+      part("state").className = `state ${worker.state}`;
+      part("facts").textContent = facts(worker).join(" · ");
+      part("load").textContent = load(worker).join(" · ");
+    },
+  };
+}
+
+function facts(worker) {
+  const adapters = worker.adapters.length > 0 ? [`adapters ${worker.adapters.join(", ")}`] : [];
+  return [
+    worker.model,
+    ...adapters,
+    `version ${worker.version}`,
+    `partition ${worker.partition}`,
+    `context ${count(worker.max_model_len)} tokens`,
+    `reported ${seconds(worker.age_s)} ago`,
+  ];
+}
+
+function load(worker) {
+  const used = worker.blocks - worker.free_blocks;
+  const share = worker.blocks > 0 ? ` (${Math.round((100 * used) / worker.blocks)} %)` : "";
+  const swapped = worker.swap_blocks ? [`${count(worker.used_swap_blocks)} of ${count(worker.swap_blocks)} swap blocks`] : [];
+  return [
+    `${count(worker.running)} running, ${count(worker.waiting)} waiting, ${count(worker.swapped)} swapped`,
+    `${count(used)} of ${count(worker.blocks)} blocks of ${worker.block_size} tokens in use${share}`,
+    ...swapped,
+    `${count(worker.generated_rate)} tokens/s`,
+  ];
+}
+
+function showBlocks(part, map, name, snapshot) {
+  map.show(snapshot);
+  const counted = snapshot.states
+    .filter((state) => state !== "swapped" || snapshot.host_blocks > 0)
+    .map((state) => [state, snapshot.counts[state]]);
+  const words = counted.map(([state, number]) => `${count(number)} ${state}`);
+  part("canvas").setAttribute("aria-label", `Blocks of ${name}: ${words.join(", ")}. Arrow keys go from block to block.`);
+  part("legend").replaceChildren(
+    ...counted.flatMap(([state], i) => {
+      const swatch = document.createElement("i");
+      swatch.className = state;
+      return [swatch, `${words[i]} `];
+    }),
+  );
+}
