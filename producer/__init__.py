@@ -9,6 +9,7 @@ Imports the standard library, redis and `inferq.protocol` only.
 - `stream`        the events of a job, each token once; `result` puts them together
 - `reader`        one connection reads for some hundred streams; `probe` looks after silent ones
 - `workers`       the workers' reports; `admin` what operators do with a queue
+- `queue_metrics` a queue's figures as gateways and tasks tell them; not part of the SDK
 - `partitions`    how many parts a queue has, and which one a job goes to
 - `tracing`       the trace that the program is in
 - `server`        connections, time-outs, retries, errors translated

@@ -381,7 +381,8 @@ class QueueOverview:
     """What a queue, or one partition of it, holds.
 
     `load` counts jobs and outstanding tokens, `left_behind` those of its queued jobs that a worker
-    gave back or lost and nobody has taken over yet.
+    gave back or lost and nobody has taken over yet. `finished_total` counts the jobs that ever
+    ended.
     """
 
     time_ms: int
@@ -389,11 +390,12 @@ class QueueOverview:
     load: Load
     left_behind: int
     dead_letters: int
+    finished_total: int = 0
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> QueueOverview:
         """Build from the script's reply."""
-        now_ms, lanes, *counters, left_behind, dead_letters = row
+        now_ms, lanes, *counters, left_behind, dead_letters, finished_total = row
         return cls(
             time_ms=now_ms,
             lanes={
@@ -403,6 +405,7 @@ class QueueOverview:
             load=Load(*counters),
             left_behind=left_behind,
             dead_letters=dead_letters,
+            finished_total=finished_total,
         )
 
     def joined(self, other: QueueOverview) -> QueueOverview:
@@ -415,6 +418,7 @@ class QueueOverview:
             ),
             left_behind=self.left_behind + other.left_behind,
             dead_letters=self.dead_letters + other.dead_letters,
+            finished_total=self.finished_total + other.finished_total,
         )
 
 

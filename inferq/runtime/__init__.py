@@ -10,6 +10,7 @@ and of trace contexts only.
 - `flags`     a parser's flags, made of such a model
 - `health`    the port that answers probes, and who asks for metrics
 - `metrics`   a process's books as Prometheus reads them; `histogram`, which needs nothing
+- `figures`   what is read from a server for them
 - `tracing`   whether a process makes traces; `spans`, which needs OpenTelemetry, makes them
 - `logs`      structlog over the standard library
 """

@@ -5,7 +5,7 @@
 -- Reply  {server's time in ms, for high, normal, low each {entries that no worker took yet, entries
 --        delivered and not ended, ms that the oldest not taken has waited (-1: there is none)},
 --        queued, running, delayed, prompt tokens, budget tokens (counters of `load`), released jobs
---        or lost ones that wait for a worker, dead letters}
+--        or lost ones that wait for a worker, dead letters, jobs that ever ended}
 -- O(log n).
 
 local reply = { NOW, {} }
@@ -22,8 +22,9 @@ for i, lane in ipairs(LANES) do
   reply[2][i] = { redis.call('XLEN', STREAMS[lane]) - taken, taken, waited }
 end
 local counters = redis.call('HMGET', LOAD, 'queued', 'running', 'delayed', 'prompt_tokens',
-  'budget_tokens')
+  'budget_tokens', 'ended')
 for i = 1, 5 do reply[#reply + 1] = tonumber(counters[i] or 0) end
 reply[#reply + 1] = redis.call('ZCOUNT', LEASES, '-inf', NOW)
 reply[#reply + 1] = redis.call('XLEN', DEAD)
+reply[#reply + 1] = tonumber(counters[6] or 0)
 return reply
