@@ -51,9 +51,9 @@ REQUIRED = {
 class Fuzzer:
     """Sends requests that hypothesis draws from an operation's schema, and checks the answers."""
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, **known: str) -> None:
         self.answers: Counter[tuple[str, int]] = Counter()
-        self._job_id = job_id
+        self._known = known
         self._session = requests.Session()
 
     def close(self) -> None:
@@ -93,8 +93,17 @@ class Fuzzer:
                 if name in kept or name in REQUIRED
             }
             case.body["model"] = MODEL
-        if "stream_id" in case.path_parameters and data.draw(st.booleans()):
-            case.path_parameters["stream_id"] = self._job_id
+        if (
+            isinstance(case.body, dict)
+            and "input_file_id" in case.body
+            and data.draw(st.booleans())
+        ):
+            case.body.pop("model", None)
+            case.body["input_file_id"] = self._known["file_id"]
+        for name in sorted(case.path_parameters.keys() & self._known.keys()):
+            is_spared = case.method == "DELETE" and name == "file_id"
+            if not is_spared and data.draw(st.booleans()):
+                case.path_parameters[name] = self._known[name]
 
 
 @pytest.fixture
@@ -110,7 +119,17 @@ def fuzzed_gateway(
 def fuzzer(fuzzed_gateway: Any) -> Iterator[Fuzzer]:
     body = {"model": MODEL, "prompt": "Hello", "max_tokens": 3}
     answer = requests.post(f"{fuzzed_gateway.url}/v1/completions", json=body, timeout=60)
-    made = Fuzzer(answer.headers["X-Inferq-Job-Id"])
+    sent = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", b"{}\n")}}
+    file = requests.post(f"{fuzzed_gateway.url}/v1/files", timeout=60, **sent).json()
+    body = {
+        "input_file_id": file["id"],
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    }
+    batch = requests.post(f"{fuzzed_gateway.url}/v1/batches", json=body, timeout=60).json()
+    made = Fuzzer(
+        stream_id=answer.headers["X-Inferq-Job-Id"], file_id=file["id"], batch_id=batch["id"]
+    )
     yield made
     made.close()
 
@@ -126,6 +145,8 @@ def test_every_request_gets_an_answer_in_the_schema_s_shape(
         answered = {label for label, status in fuzzer.answers if status == 200}
         assert {"POST /v1/completions", "POST /v1/chat/completions"} <= answered
         assert {"GET /v1/streams/{stream_id}", "DELETE /v1/streams/{stream_id}"} <= answered
+        assert {"POST /v1/files", "GET /v1/files/{file_id}/content"} <= answered
+        assert {"POST /v1/batches", "POST /v1/batches/{batch_id}/cancel"} <= answered
 
 
 def test_the_schema_says_the_shape_of_every_answer() -> None:
