@@ -51,7 +51,7 @@ def _gpus() -> tuple[tuple[GpuFacts, ...], str | None]:
     if torch.version.cuda is None:
         return (), None
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         return tuple(_gpu(index) for index in range(torch.cuda.device_count())), None
     except (RuntimeError, AssertionError) as error:
         return (), str(error).splitlines()[0]

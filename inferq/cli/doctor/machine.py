@@ -69,7 +69,7 @@ class System:
             python=sys.version_info[:3],
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             shm_bytes=shutil.disk_usage(_SHM).total if _SHM.is_dir() else None,
-            requirements=_read_requirements(importlib.metadata.requires(_DISTRIBUTION) or ()),
+            requirements=read_requirements(importlib.metadata.requires(_DISTRIBUTION) or ()),
         )
 
 
@@ -145,7 +145,8 @@ def _shared_memory(system: System, tensor_parallel_size: int) -> Iterator[Findin
         yield _AREA.ok("shared memory", shown)
 
 
-def _read_requirements(lines: Iterable[str]) -> dict[str, list[Requirement]]:
+def read_requirements(lines: Iterable[str]) -> dict[str, list[Requirement]]:
+    """Read a distribution's requirements, by extra, as far as they are for this platform."""
     found: dict[str, list[Requirement]] = {}
     for line in lines:
         match = _REQUIREMENT.fullmatch(line)

@@ -60,7 +60,7 @@ def similar_names() -> Iterator[Finding]:
         start = name.upper().replace("-", "_")
         if start.startswith(("INFERQ", "INFER_Q", "INFERENCEQ")) and not name.startswith(_PREFIX):
             yield _AREA.warning(
-                "names",
-                f"{name} is read by nobody",
+                name,
+                "is read by nobody",
                 f"all variables begin with {_PREFIX}: rename or unset it",
             )
