@@ -46,9 +46,11 @@ class JobTrace:
 
     def begin_decode(self, cached_tokens: int) -> None:
         """Record that the first token is there."""
+        now_ns = time.time_ns()
         if self._phase is not None:
             self._phase.set({"gen_ai.usage.cache_read.input_tokens": cached_tokens})
-        self._next_phase(self._span.child("decode"))
+            self._phase.end(now_ns)
+        self._phase = self._span.child("decode", start_ns=now_ns)
 
     def follow(self, event: RequestEvent) -> None:
         """Record what the engine says of the request."""
@@ -66,7 +68,9 @@ class JobTrace:
 
     def end_generation(self) -> None:
         """Record that nothing more is generated here."""
-        self._next_phase(None)
+        if self._phase is not None:
+            self._phase.end()
+            self._phase = None
 
     def end(self, terminal: Terminal) -> None:
         """Record that the server has the job's end."""
@@ -89,11 +93,6 @@ class JobTrace:
         self.end_generation()
         self._span.event(event, {"inferq.offset": offset})
         self._span.end()
-
-    def _next_phase(self, phase: Span | None) -> None:
-        if self._phase is not None:
-            self._phase.end()
-        self._phase = phase
 
 
 class JobTraces:

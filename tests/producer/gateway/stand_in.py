@@ -211,6 +211,10 @@ class _LoopThread:
     def stop(self) -> None:
         if self._thread.is_alive() and self._loop is not None:
             self._loop.call_soon_threadsafe(self.stopping.set)
+        self.join()
+
+    def join(self) -> None:
+        """Wait for the end, and raise what went wrong."""
         self._thread.join(START_TIMEOUT_S)
         assert not self._thread.is_alive()
         if self._failure is not None:
@@ -244,7 +248,9 @@ class StandInWorker:
         step_s: float = 0.002,
         max_model_len: int = 4096,
         adapters: dict[str, str] | None = None,
+        tracing: Any = None,
     ) -> None:
+        self._tracing = tracing
         self.url, self.queue, self.model = url, queue, model
         self.tokenizer = tokenizer
         self._settings = WorkerSettings(
@@ -267,6 +273,11 @@ class StandInWorker:
 
     def stop(self) -> None:
         self._thread.stop()
+
+    def die(self) -> None:
+        """End at once, as a worker that is killed: nothing is handed back or signed off."""
+        self._thread.call(lambda: self._serving.cancel())
+        self._thread.join()
 
     def say(self, *answers: str) -> None:
         """Answer the next requests so, the last answer again and again; nothing: endlessly."""
@@ -291,13 +302,22 @@ class StandInWorker:
             await scripts.load()
             info = await self.engine.start({})
             session = WorkerSession(
-                settings, keys, client, scripts, self.engine, info, self.tokenizer
+                settings,
+                keys,
+                client,
+                scripts,
+                self.engine,
+                info,
+                self.tokenizer,
+                tracing=self._tracing,
             )
-            serving = asyncio.create_task(session.serve(thread.stopping, asyncio.Event()))
+            self._serving = asyncio.create_task(session.serve(thread.stopping, asyncio.Event()))
             while not await client.hexists(keys.workers, settings.worker_name):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             thread.ready()
-            assert await serving == 0
+            assert await self._serving == 0
+        except asyncio.CancelledError:
+            assert self._serving.cancelled()
         finally:
             await self.engine.stop()
             await calls.disconnect()
