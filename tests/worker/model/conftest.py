@@ -13,6 +13,7 @@ from torch import Tensor
 
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
+from inferq.worker.engine.engine import Engine
 from inferq.worker.engine.requests.sequence import EngineRequest, Sequence, SequenceStatus
 from inferq.worker.engine.scheduling.plan import (
     BlockCopy,
@@ -20,6 +21,7 @@ from inferq.worker.engine.scheduling.plan import (
     SequenceResult,
     StepPlan,
 )
+from inferq.worker.engine.scheduling.preemption import ForcedPreemption
 from inferq.worker.model.architecture.causal_model import StepTensors
 from inferq.worker.model.loading.loader import load_weights
 from inferq.worker.model.loading.model_loading import load_model, read_model_config
@@ -306,3 +308,70 @@ def loop_of() -> Callable[..., Loop]:
         return Loop(load_runner(config), config.block_size)
 
     return make
+
+
+class Disturbance:
+    """Preempts a random running sequence before every few steps, by either means."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def __call__(self, running: tuple[Sequence, ...]) -> Iterator[ForcedPreemption]:
+        if running and self._rng.random() < 0.15:
+            yield ForcedPreemption(self._rng.choice(running), by_swap=self._rng.random() < 0.5)
+
+
+@pytest.fixture(scope="session")
+def engine_over() -> Callable[..., Engine]:
+    """Make an engine over a runner, by default the configuration's own; `rng` disturbs it."""
+
+    def make(
+        config: EngineConfig, runner: DecoderRunner | None = None, rng: random.Random | None = None
+    ) -> Engine:
+        runner = runner or load_runner(config)
+        return Engine(
+            config,
+            runner,
+            num_blocks=runner.num_blocks,
+            max_model_len=runner.max_model_len,
+            eos_token_ids=runner.eos_token_ids,
+            vocab_size=runner.vocab_size,
+            num_swap_blocks=runner.num_swap_blocks,
+            preemption_hook=None if rng is None else Disturbance(rng),
+            launches_ahead=runner.launches_ahead,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_history() -> Callable[..., dict[tuple[str, int], list[int]]]:
+    """Step an engine until all requests are done; give the tokens of each output.
+
+    With `rng` they come one after the other, before a step with probability `haste`.
+    """
+
+    def run(
+        engine: Engine,
+        requests: list[EngineRequest],
+        rng: random.Random | None = None,
+        *,
+        haste: float = 0.4,
+    ) -> dict[tuple[str, int], list[int]]:
+        outputs: dict[tuple[str, int], list[int]] = {}
+        waiting = list(requests)
+        while waiting or engine.has_work():
+            if rng is None:
+                count = len(waiting)
+            else:
+                count = int(rng.random() < haste or not engine.has_work())
+            for request in waiting[:count]:
+                engine.add_request(request)
+            del waiting[:count]
+            for output in engine.step():
+                assert output.error is None, output.error
+                outputs.setdefault((output.request_id, output.index), []).extend(output.token_ids)
+            engine.check_integrity()
+        return outputs
+
+    return run

@@ -14,9 +14,7 @@ from torch import Tensor
 from inferq.kernels.reference import ReferenceAttention
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.engine.engine import Engine
 from inferq.worker.engine.requests.sequence import EngineRequest
-from inferq.worker.engine.scheduling.preemption import ForcedPreemption
 from inferq.worker.model.architecture.transformer import Decoder
 from inferq.worker.model.running.cuda_graphs import Captured, UnrecordedGraphs, graph_sizes
 from inferq.worker.model.running.runner import DecoderRunner, load_runner
@@ -69,25 +67,6 @@ def runners(
     return make
 
 
-def engine_of(runner: DecoderRunner, config: EngineConfig, rng: random.Random | None) -> Engine:
-    def disturb(running: Any) -> list[ForcedPreemption]:
-        if rng is None or not running or rng.random() < 0.8:
-            return []
-        return [ForcedPreemption(rng.choice(running), by_swap=rng.random() < 0.5)]
-
-    return Engine(
-        config,
-        runner,
-        num_blocks=runner.num_blocks,
-        max_model_len=runner.max_model_len,
-        eos_token_ids=runner.eos_token_ids,
-        vocab_size=runner.vocab_size,
-        num_swap_blocks=runner.num_swap_blocks,
-        preemption_hook=disturb,
-        launches_ahead=runner.launches_ahead,
-    )
-
-
 def requests_of(random_text: Make) -> list[EngineRequest]:
     kinds: list[dict[str, Any]] = [
         {},
@@ -110,19 +89,6 @@ def requests_of(random_text: Make) -> list[EngineRequest]:
     ]
 
 
-def run(engine: Engine, requests: list[EngineRequest], rng: random.Random) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
-    waiting = list(requests)
-    while waiting or engine.has_work():
-        if waiting and (rng.random() < 0.9 or not engine.has_work()):
-            engine.add_request(waiting.pop(0))
-        for output in engine.step():
-            assert output.error is None
-            found.setdefault((output.request_id, output.index), []).extend(output.token_ids)
-        engine.check_integrity()
-    return found
-
-
 def test_sizes_are_1_2_4_8_and_then_by_8() -> None:
     assert graph_sizes(1) == [1, 8]
     assert graph_sizes(8) == [1, 2, 4, 8]
@@ -135,6 +101,8 @@ def test_sizes_are_1_2_4_8_and_then_by_8() -> None:
 def test_tokens_are_the_same_with_graphs(
     make_model: Make,
     random_text: Make,
+    engine_over: Make,
+    run_history: Make,
     runners: Callable[..., tuple[DecoderRunner, DecoderRunner, StandInGraphs]],
     ahead: bool,
     disturbed: bool,
@@ -153,11 +121,11 @@ def test_tokens_are_the_same_with_graphs(
     plain, graphed, graphs = runners(config)
     requests = requests_of(random_text)
     expected: dict[Any, Any] = {}
-    roomy = engine_of(plain, config, None)
+    roomy = engine_over(config, plain)
     for request in requests:
-        expected |= run(roomy, [request], random.Random(0))
-    engine = engine_of(graphed, config, random.Random(1) if disturbed else None)
-    assert run(engine, requests, random.Random(2)) == expected
+        expected |= run_history(roomy, [request])
+    engine = engine_over(config, graphed, random.Random(7) if disturbed else None)
+    assert run_history(engine, requests, random.Random(2), haste=0.9) == expected
     assert len(graphs.replayed) > 10
     assert {8, 16} <= set(graphs.replayed)
     if disturbed:
@@ -167,13 +135,14 @@ def test_tokens_are_the_same_with_graphs(
 
 def test_broken_logits_of_a_replayed_step_end_their_own_request(
     make_model: Make,
+    engine_over: Make,
     runners: Callable[..., tuple[DecoderRunner, DecoderRunner, StandInGraphs]],
 ) -> None:
     config = EngineConfig(
         model=str(make_model()), device="cpu", num_kv_blocks=40, max_num_seqs=4, max_model_len=64
     )
     _, runner, graphs = runners(config)
-    engine = engine_of(runner, config, None)
+    engine = engine_over(config, runner)
     for name in ("a", "b"):
         params = SamplingParams(seed=0, max_tokens=8, temperature=0, ignore_eos=True)
         engine.add_request(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +12,20 @@ import pytest
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.requests.sequence import EngineRequest, Sequence
-from inferq.worker.engine.scheduling.preemption import ForcedPreemption
-from inferq.worker.model.running.runner import load_runner
+from inferq.worker.engine.requests.sequence import EngineRequest
 
 Make = Callable[..., Any]
 Outputs = dict[tuple[str, int], list[int]]
 
 
-class Disturbance:
-    """Preempts a random running sequence before every few steps, by either means."""
+@pytest.fixture
+def engine_of(engine_over: Make) -> Make:
+    def make(folder: Path, rng: random.Random | None = None, **options: Any) -> Engine:
+        config = EngineConfig(model=str(folder), device="cpu", max_model_len=96, **options)
+        engine: Engine = engine_over(config, rng=rng)
+        return engine
 
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    def __call__(self, running: tuple[Sequence, ...]) -> Iterator[ForcedPreemption]:
-        if running and self._rng.random() < 0.15:
-            yield ForcedPreemption(self._rng.choice(running), by_swap=self._rng.random() < 0.5)
-
-
-def engine_of(folder: Path, rng: random.Random | None = None, **options: Any) -> Engine:
-    config = EngineConfig(model=str(folder), device="cpu", max_model_len=96, **options)
-    runner = load_runner(config)
-    return Engine(
-        config,
-        runner,
-        num_blocks=runner.num_blocks,
-        max_model_len=runner.max_model_len,
-        eos_token_ids=runner.eos_token_ids,
-        vocab_size=runner.vocab_size,
-        num_swap_blocks=runner.num_swap_blocks,
-        preemption_hook=None if rng is None else Disturbance(rng),
-        launches_ahead=runner.launches_ahead,
-    )
+    return make
 
 
 def random_requests(rng: random.Random, random_text: Make) -> list[EngineRequest]:
@@ -75,24 +56,10 @@ def random_requests(rng: random.Random, random_text: Make) -> list[EngineRequest
     ]
 
 
-def run(engine: Engine, requests: list[EngineRequest], rng: random.Random) -> Outputs:
-    """Add the requests one after the other while the engine steps, and collect their tokens."""
-    outputs: Outputs = {}
-    waiting = list(requests)
-    while waiting or engine.has_work():
-        if waiting and (rng.random() < 0.4 or not engine.has_work()):
-            engine.add_request(waiting.pop(0))
-        for output in engine.step():
-            assert output.error is None
-            outputs.setdefault((output.request_id, output.index), []).extend(output.token_ids)
-        engine.check_integrity()
-    return outputs
-
-
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_outputs_equal_those_of_an_engine_with_room_for_all(
-    make_model: Make, random_text: Make, seed: int, ahead: bool
+    make_model: Make, random_text: Make, engine_of: Make, run_history: Make, seed: int, ahead: bool
 ) -> None:
     rng = random.Random(seed)
     folder = make_model()
@@ -100,7 +67,7 @@ def test_outputs_equal_those_of_an_engine_with_room_for_all(
     roomy = engine_of(folder, num_kv_blocks=400, block_size=8)
     expected: Outputs = {}
     for request in requests:
-        expected |= run(roomy, [request], rng)
+        expected |= run_history(roomy, [request], rng)
     tight = engine_of(
         folder,
         rng,
@@ -112,7 +79,7 @@ def test_outputs_equal_those_of_an_engine_with_room_for_all(
         preemption_mode=("swap", "auto", "swap")[seed],
         async_scheduling=ahead,
     )
-    assert run(tight, requests, rng) == expected
+    assert run_history(tight, requests, rng) == expected
     stats = tight.stats()
     assert stats.num_steps > 60
     assert stats.num_swaps > 3
@@ -122,7 +89,7 @@ def test_outputs_equal_those_of_an_engine_with_room_for_all(
 
 @pytest.mark.parametrize(("size", "ahead"), [(2, False), (4, True)])
 def test_a_model_that_is_divided_among_processes_gives_the_same(
-    make_model: Make, random_text: Make, size: int, ahead: bool
+    make_model: Make, random_text: Make, engine_of: Make, run_history: Make, size: int, ahead: bool
 ) -> None:
     rng = random.Random(5)
     folder = make_model()
@@ -130,7 +97,7 @@ def test_a_model_that_is_divided_among_processes_gives_the_same(
     expected: Outputs = {}
     roomy = engine_of(folder, num_kv_blocks=400, block_size=8)
     for request in requests:
-        expected |= run(roomy, [request], rng)
+        expected |= run_history(roomy, [request], rng)
     divided = engine_of(
         folder,
         rng,
@@ -143,5 +110,5 @@ def test_a_model_that_is_divided_among_processes_gives_the_same(
         preemption_mode="swap",
         async_scheduling=ahead,
     )
-    assert run(divided, requests, rng) == expected
+    assert run_history(divided, requests, rng) == expected
     assert divided.stats().num_swaps > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.requests.sequence import EngineRequest, ResumedOutput, Sequence
-from inferq.worker.engine.scheduling.preemption import ForcedPreemption
+from inferq.worker.engine.requests.sequence import EngineRequest, ResumedOutput
 from inferq.worker.model.architecture.transformer import Decoder
 from inferq.worker.model.running.cuda_graphs import UnrecordedGraphs
 from inferq.worker.model.running.runner import DecoderRunner, load_runner
@@ -136,47 +135,34 @@ def adapted_model(
     }
 
 
-class Disturbance:
-    """Preempts a random running sequence before every few steps, by either means."""
+@pytest.fixture
+def engine_of(engine_over: Make) -> Make:
+    def make(
+        model: Path, *, graphs: bool = False, disturbed: int | None = None, **options: Any
+    ) -> Engine:
+        options = {"num_kv_blocks": 60, "max_model_len": 96, "block_size": 4, **options}
+        config = EngineConfig(model=str(model), device="cpu", **options)
+        runner = with_graphs(load_runner(config), config) if graphs else None
+        rng = None if disturbed is None else random.Random(disturbed)
+        engine: Engine = engine_over(config, runner, rng)
+        return engine
 
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-
-    def __call__(self, running: tuple[Sequence, ...]) -> Iterator[ForcedPreemption]:
-        if running and self._rng.random() < 0.15:
-            yield ForcedPreemption(self._rng.choice(running), by_swap=self._rng.random() < 0.5)
+    return make
 
 
-def engine_of(
-    model: Path, *, graphs: bool = False, hook: Disturbance | None = None, **options: Any
-) -> Engine:
-    options = {"num_kv_blocks": 60, "max_model_len": 96, "block_size": 4, **options}
-    config = EngineConfig(model=str(model), device="cpu", **options)
-    runner = load_runner(config)
-    if graphs:
-        assert isinstance(runner._decoder, Decoder)
-        runner._decoder._attention = ReferenceAttention()
-        runner = DecoderRunner(
-            runner._decoder,
-            runner._kv_cache,
-            torch.zeros(runner.num_swap_blocks, *runner._kv_cache.shape[1:]),
-            config,
-            folder=runner.folder,
-            max_model_len=runner.max_model_len,
-            vocab_size=runner.vocab_size,
-            launches_ahead=runner.launches_ahead,
-            graphs=UnrecordedGraphs(),
-        )
-    return Engine(
+def with_graphs(runner: DecoderRunner, config: EngineConfig) -> DecoderRunner:
+    assert isinstance(runner._decoder, Decoder)
+    runner._decoder._attention = ReferenceAttention()
+    return DecoderRunner(
+        runner._decoder,
+        runner._kv_cache,
+        torch.zeros(runner.num_swap_blocks, *runner._kv_cache.shape[1:]),
         config,
-        runner,
-        num_blocks=runner.num_blocks,
+        folder=runner.folder,
         max_model_len=runner.max_model_len,
-        eos_token_ids=runner.eos_token_ids,
         vocab_size=runner.vocab_size,
-        num_swap_blocks=runner.num_swap_blocks,
-        preemption_hook=hook,
         launches_ahead=runner.launches_ahead,
+        graphs=UnrecordedGraphs(),
     )
 
 
@@ -190,18 +176,6 @@ def request(name: str, prompt: list[int], adapter: str, **options: Any) -> Engin
     )
 
 
-def run(engine: Engine, *requests: EngineRequest) -> dict[tuple[str, int], list[int]]:
-    for each in requests:
-        engine.add_request(each)
-    found: dict[tuple[str, int], list[int]] = {}
-    while engine.has_work():
-        for output in engine.step():
-            assert output.error is None, output.error
-            found.setdefault((output.request_id, output.index), []).extend(output.token_ids)
-        engine.check_integrity()
-    return found
-
-
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize(
     "options",
@@ -211,14 +185,16 @@ def run(engine: Engine, *requests: EngineRequest) -> dict[tuple[str, int], list[
         {"async_scheduling": True},
         {"graphs": True},
         {"graphs": True, "async_scheduling": True},
-        {"hook": Disturbance(3), "num_swap_blocks": 40, "max_num_batched_tokens": 16},
-        {"graphs": True, "hook": Disturbance(4), "num_swap_blocks": 40, "max_num_seqs": 8},
+        {"disturbed": 3, "num_swap_blocks": 40, "max_num_batched_tokens": 16},
+        {"graphs": True, "disturbed": 4, "num_swap_blocks": 40, "max_num_seqs": 8},
     ],
     ids=["plain", "two ranks", "ahead", "graphs", "graphs-ahead", "disturbed", "graphs-disturbed"],
 )
 def test_two_adapters_and_the_base_in_one_batch_equal_each_alone_and_merged_weights(
     adapted_model: tuple[Path, dict[str, str]],
     random_text: Make,
+    engine_of: Make,
+    run_history: Make,
     tmp_path: Path,
     options: dict[str, Any],
 ) -> None:
@@ -229,7 +205,7 @@ def test_two_adapters_and_the_base_in_one_batch_equal_each_alone_and_merged_weig
         request(str(i), random_text(5 + 3 * i, i), name, n=1 + i // 5, temperature=float(i == 5))
         for i, name in enumerate(names)
     ]
-    together = run(engine_of(model, lora_adapters=adapters, **options), *requests)
+    together = run_history(engine_of(model, lora_adapters=adapters, **options), requests)
     engine = engine_of(model, lora_adapters=adapters)
     merged = {
         name: engine_of(merge(model, Path(folder), tmp_path / name))
@@ -237,15 +213,15 @@ def test_two_adapters_and_the_base_in_one_batch_equal_each_alone_and_merged_weig
     }
     merged[""] = engine_of(model)
     for each in requests:
-        alone = run(engine, each)
+        alone = run_history(engine, [each])
         assert {key: together[key] for key in alone} == alone
         plain = request(each.request_id, list(each.prompt_token_ids), "", n=each.params.n,
                         temperature=each.params.temperature)  # fmt: skip
-        assert run(merged[each.adapter], plain) == alone
+        assert run_history(merged[each.adapter], [plain]) == alone
 
 
 def test_a_prefix_computed_with_one_adapter_serves_no_other(
-    adapted_model: tuple[Path, dict[str, str]], random_text: Make
+    adapted_model: tuple[Path, dict[str, str]], random_text: Make, engine_of: Make
 ) -> None:
     model, adapters = adapted_model
     engine = engine_of(model, lora_adapters=adapters)
@@ -264,21 +240,24 @@ def test_a_prefix_computed_with_one_adapter_serves_no_other(
 
 
 def test_a_request_that_is_taken_over_goes_on_with_its_adapter(
-    adapted_model: tuple[Path, dict[str, str]], random_text: Make
+    adapted_model: tuple[Path, dict[str, str]],
+    random_text: Make,
+    engine_of: Make,
+    run_history: Make,
 ) -> None:
     model, adapters = adapted_model
     first = request("r", random_text(9, 1), "b", n=2, temperature=1.0)
-    whole = run(engine_of(model, lora_adapters=adapters), first)
+    whole = run_history(engine_of(model, lora_adapters=adapters), [first])
     resumed = tuple(ResumedOutput(tuple(whole["r", index][:5])) for index in range(2))
     again = dataclasses.replace(first, resumed=resumed)
     # Of another order: another number stands for the same adapter.
     other = dict(reversed(adapters.items()))
-    rest = run(engine_of(model, lora_adapters=other), again)
+    rest = run_history(engine_of(model, lora_adapters=other), [again])
     assert rest == {("r", index): whole["r", index][5:] for index in range(2)}
 
 
 def test_an_adapter_that_is_not_loaded_is_refused_with_those_that_are(
-    adapted_model: tuple[Path, dict[str, str]],
+    adapted_model: tuple[Path, dict[str, str]], engine_of: Make
 ) -> None:
     model, adapters = adapted_model
     engine = engine_of(model, lora_adapters=adapters)

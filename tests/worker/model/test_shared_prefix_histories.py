@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +15,28 @@ from inferq.kernels.native.library import load_native
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
-from inferq.worker.engine.requests.sequence import EngineRequest, Sequence
-from inferq.worker.engine.scheduling.preemption import ForcedPreemption
-from inferq.worker.model.running.runner import load_runner
+from inferq.worker.engine.requests.sequence import EngineRequest
 
 Make = Callable[..., Any]
 
 PREFIX = 76
 
 
-class Disturbance:
-    """Preempts a random running sequence before every few steps, by either means."""
+@pytest.fixture
+def engine_of(engine_over: Make) -> Make:
+    def make(folder: Path, rng: random.Random, num_kv_blocks: int) -> Engine:
+        config = EngineConfig(
+            model=str(folder),
+            device="cpu",
+            max_model_len=128,
+            max_num_seqs=24,
+            block_size=8,
+            num_kv_blocks=num_kv_blocks,
+        )
+        engine: Engine = engine_over(config, rng=rng)
+        return engine
 
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    def __call__(self, running: tuple[Sequence, ...]) -> Iterator[ForcedPreemption]:
-        if running and self._rng.random() < 0.15:
-            yield ForcedPreemption(self._rng.choice(running), by_swap=self._rng.random() < 0.5)
-
-
-def engine_of(folder: Path, rng: random.Random, num_kv_blocks: int) -> Engine:
-    config = EngineConfig(
-        model=str(folder),
-        device="cpu",
-        max_model_len=128,
-        max_num_seqs=24,
-        block_size=8,
-        num_kv_blocks=num_kv_blocks,
-    )
-    runner = load_runner(config)
-    return Engine(
-        config,
-        runner,
-        num_blocks=runner.num_blocks,
-        max_model_len=runner.max_model_len,
-        eos_token_ids=runner.eos_token_ids,
-        vocab_size=runner.vocab_size,
-        num_swap_blocks=runner.num_swap_blocks,
-        preemption_hook=Disturbance(rng),
-    )
+    return make
 
 
 def requests(random_text: Make) -> list[EngineRequest]:
@@ -73,21 +55,14 @@ def requests(random_text: Make) -> list[EngineRequest]:
     ]
 
 
-def run(engine: Engine, waiting: list[EngineRequest], rng: random.Random) -> dict[Any, list[int]]:
-    outputs: dict[Any, list[int]] = {}
-    while waiting or engine.has_work():
-        if waiting and (rng.random() < 0.7 or not engine.has_work()):
-            engine.add_request(waiting.pop(0))
-        for output in engine.step():
-            assert output.error is None
-            outputs.setdefault((output.request_id, output.index), []).extend(output.token_ids)
-        engine.check_integrity()
-    return outputs
-
-
 @pytest.mark.parametrize("num_kv_blocks", [200, 45])
 def test_shared_blocks_change_no_token(
-    make_model: Make, random_text: Make, monkeypatch: pytest.MonkeyPatch, num_kv_blocks: int
+    make_model: Make,
+    random_text: Make,
+    engine_of: Make,
+    run_history: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    num_kv_blocks: int,
 ) -> None:
     """Forks, copies on write, preemption by both means, evicted prefixes; with little memory."""
     if load_native() is None:
@@ -103,8 +78,10 @@ def test_shared_blocks_change_no_token(
 
     monkeypatch.setattr(NativeAttention, "shared_prefixes", counted)
     rng = random.Random(5)
-    shared = run(engine_of(folder, rng, num_kv_blocks), requests(random_text), rng)
+    engine = engine_of(folder, rng, num_kv_blocks)
+    shared = run_history(engine, requests(random_text), rng, haste=0.7)
     assert groups > 5
     monkeypatch.setattr(NativeAttention, "shared_prefixes", lambda *_: None)
     rng = random.Random(6)
-    assert shared == run(engine_of(folder, rng, 200), requests(random_text), rng)
+    engine = engine_of(folder, rng, 200)
+    assert shared == run_history(engine, requests(random_text), rng, haste=0.7)
