@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -14,12 +16,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from inferq.runtime.histogram import Histogram
 
-#: Values of labels to a number; the labels' names are told once.
-Samples = Mapping[tuple[str, ...], float]
+#: The values of the labels of one sample; the labels' names are told once.
+Place = TypeVar("Place", bound=tuple[str, ...])
 
 
 class Families:
@@ -33,7 +34,9 @@ class Families:
         """Return a gauge without labels of its own."""
         return self.gauges(name, text, (), {(): value})
 
-    def gauges(self, name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    def gauges(
+        self, name: str, text: str, labels: Sequence[str], samples: Mapping[Place, float]
+    ) -> Metric:
         """Return a gauge with a value for each set of labels."""
         family = GaugeMetricFamily(name, text, labels=(*self._names, *labels))
         return self._filled(family, samples)
@@ -42,7 +45,9 @@ class Families:
         """Return a counter without labels of its own; `name` is what `_total` is put behind."""
         return self.counters(name, text, (), {(): value})
 
-    def counters(self, name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    def counters(
+        self, name: str, text: str, labels: Sequence[str], samples: Mapping[Place, float]
+    ) -> Metric:
         """Return a counter with a value for each set of labels."""
         family = CounterMetricFamily(name, text, labels=(*self._names, *labels))
         return self._filled(family, samples)
@@ -56,19 +61,25 @@ class Families:
         name: str,
         text: str,
         labels: Sequence[str],
-        histograms: Mapping[tuple[str, ...], Histogram],
+        histograms: Mapping[Place, Histogram],
     ) -> Metric:
         """Return a histogram for each set of labels."""
         family = HistogramMetricFamily(name, text, labels=(*self._names, *labels))
         for values, histogram in histograms.items():
-            buckets = [(floatToGoString(le), count) for le, count in histogram.cumulative()]
+            buckets = [(_bound(le), count) for le, count in histogram.cumulative()]
             family.add_metric((*self._values, *values), buckets, histogram.total)
         return family
 
-    def _filled(self, family: CounterMetricFamily | GaugeMetricFamily, samples: Samples) -> Metric:
+    def _filled(
+        self, family: CounterMetricFamily | GaugeMetricFamily, samples: Mapping[Place, float]
+    ) -> Metric:
         for values, value in samples.items():
             family.add_metric((*self._values, *values), value)
         return family
+
+
+def _bound(value: float) -> str:
+    return "+Inf" if math.isinf(value) else str(float(value))
 
 
 class Books(Collector):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,14 +16,17 @@ from starlette.responses import Response
 from inferq.producer.gateway.error_response import error_response
 from inferq.producer.gateway.errors import SHOULD_RETRY, BadRequest, HttpError
 from inferq.producer.gateway.gateway import Gateway
+from inferq.producer.gateway.measuring import Measuring
 from inferq.producer.gateway.middleware import KeyCheck, RequestContext
 from inferq.producer.gateway.requests.parsing import field_path
+from inferq.producer.gateway.route_names import RouteNames
 from inferq.producer.gateway.routes import (
     batches,
     chat,
     completions,
     files,
     health,
+    metrics,
     models,
     openapi,
     page,
@@ -51,6 +54,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     Raises `InvalidRequestError` for a setting that cannot be used, such as a bad file of keys.
     """
     gateway = Gateway.build(settings)
+    routers = _routers(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -62,19 +66,15 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         version=__version__,
         summary="OpenAI's API in front of a queue of inference jobs.",
         lifespan=lifespan,
-        middleware=_middleware(gateway),
+        middleware=_middleware(gateway, RouteNames(routers, refused=refused.router)),
         docs_url=None,  # FastAPI's pages load scripts from elsewhere; `openapi` has one of its own
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
     )
     app.state.gateway = gateway
-    for module in (
-        *(completions, chat, files, batches, streams),
-        *(tokenization, models, health, status, openapi, refused),
-    ):
-        app.include_router(module.router)
-    app.include_router(page.page_router())
+    for router in (*routers, refused.router):
+        app.include_router(router)
     for kind, handler in (
         (HttpError, _on_error),
         (InferqError, _on_error),
@@ -85,8 +85,20 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     return app
 
 
-def _middleware(gateway: Gateway) -> list[Middleware]:
-    layers: list[Middleware] = []
+def _routers(settings: GatewaySettings) -> list[APIRouter]:
+    """Return all routes but those that are refused."""
+    modules = (
+        *(completions, chat, files, batches, streams),
+        *(tokenization, models, health, status, openapi),
+    )
+    routers = [module.router for module in modules]
+    if settings.metrics_port is None:
+        routers.append(metrics.router)
+    return [*routers, page.page_router()]
+
+
+def _middleware(gateway: Gateway, routes: RouteNames) -> list[Middleware]:
+    layers = [Middleware(Measuring, books=gateway.metrics.books, routes=routes)]
     if gateway.tracing is not None:
         layers.append(Middleware(TraceLayer, tracing=gateway.tracing))
     layers.append(Middleware(RequestContext))
@@ -105,7 +117,9 @@ def _middleware(gateway: Gateway) -> list[Middleware]:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     gateway: Gateway = request.app.state.gateway
-    return error_response(gateway.to_http_error(error))
+    answer = gateway.to_http_error(error)
+    gateway.metrics.books.refused(answer)
+    return error_response(answer)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -17,6 +17,7 @@ from inferq.producer.gateway.batch_files import BatchFiles
 from inferq.producer.gateway.directory import Directory
 from inferq.producer.gateway.errors import HttpError, to_http_error
 from inferq.producer.gateway.in_flight import InFlight
+from inferq.producer.gateway.metrics import GatewayMetrics
 from inferq.producer.gateway.requests.body import BodyMemory
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.producer.gateway.status.watcher import StatusWatcher
@@ -45,6 +46,7 @@ class Gateway:
     limiter: Limiter
     in_flight: InFlight
     bodies: BodyMemory
+    metrics: GatewayMetrics
     status: StatusWatcher
     #: None where the settings name no storage for files.
     batches: BatchFiles | None
@@ -68,14 +70,17 @@ class Gateway:
             for queue in settings.queues
         }
         directory = Directory(settings, clients)
+        in_flight = InFlight(settings.max_concurrent_requests)
+        bodies = BodyMemory(settings.max_bodies_bytes)
         return cls(
             settings=settings,
             clients=clients,
             directory=directory,
             keys=KeyRing(settings.api_keys_file),
             limiter=Limiter(clients[settings.queues[0]]),
-            in_flight=InFlight(settings.max_concurrent_requests),
-            bodies=BodyMemory(settings.max_bodies_bytes),
+            in_flight=in_flight,
+            bodies=bodies,
+            metrics=GatewayMetrics(settings, in_flight, bodies),
             status=StatusWatcher(settings, directory.workers),
             batches=BatchFiles.build(settings, clients[settings.queues[0]]),
             tracing=start_tracing("inferq-gateway", settings.tracing_endpoint),
@@ -93,6 +98,7 @@ class Gateway:
             await end_tasks(tasks)
             await self.limiter.aclose()
             await self.status.aclose()
+            await self.metrics.aclose()
             for client in self.clients.values():
                 await client.aclose()
             if self.tracing is not None:

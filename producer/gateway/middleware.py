@@ -21,7 +21,7 @@ access_logger = structlog.get_logger("inferq.gateway.access")
 PUBLIC_PATHS: Final = frozenset(
     {
         *("/", "/status", "/docs", "/openapi.json", "/favicon.ico"),
-        *("/health", "/livez", "/readyz", "/version"),
+        *("/health", "/livez", "/readyz", "/metrics", "/version"),
     }
 )
 PUBLIC_PREFIX: Final = "/static/"

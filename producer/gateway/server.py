@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
 import structlog
@@ -17,6 +17,7 @@ from inferq.producer.gateway.app import create_app
 from inferq.producer.gateway.in_flight import InFlight
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.protocol.errors import InvalidRequestError
+from inferq.runtime.health import HealthServer
 
 logger = structlog.get_logger("inferq.gateway")
 
@@ -38,6 +39,8 @@ class GatewayServer:
         self._settings = settings
         self.app = create_app(settings)
         self._socket = _listen(settings.host, settings.port)
+        #: The port of metrics alone, once it is listened on.
+        self.metrics_port: int | None = None
         self._server = _Server(
             uvicorn.Config(
                 self.app,
@@ -67,10 +70,17 @@ class GatewayServer:
     ) -> None:
         """Serve until `stop` is set, then end in order; `hurry` cuts that short.
 
-        `on_ready` is called when requests are answered.
+        `on_ready` is called when requests are answered. Raises `InvalidRequestError` for a port of
+        metrics that cannot be listened on.
         """
+        async with self._metrics_port():
+            await self._run(stop, hurry or asyncio.Event(), on_ready)
+
+    async def _run(
+        self, stop: asyncio.Event, hurry: asyncio.Event, on_ready: Callable[[], None]
+    ) -> None:
         serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
-        ending = asyncio.create_task(self._end(stop, hurry or asyncio.Event()))
+        ending = asyncio.create_task(self._end(stop, hurry))
         starting = asyncio.create_task(self._server.is_up.wait())
         try:
             await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
@@ -83,6 +93,24 @@ class GatewayServer:
             starting.cancel()
             ending.cancel()
             self._socket.close()
+
+    @contextlib.asynccontextmanager
+    async def _metrics_port(self) -> AsyncIterator[None]:
+        """Answer /metrics on a port of their own while this is entered, if the settings say so."""
+        settings, page = self._settings, self.app.state.gateway.metrics.page
+        if settings.metrics_port is None:
+            yield
+            return
+        async with HealthServer(
+            {},
+            port=settings.metrics_port,
+            host=settings.metrics_host or settings.host,
+            pages={"/metrics": page.answer},
+            setting="metrics_port",
+        ) as server:
+            self.metrics_port = server.port
+            logger.info("telling metrics", port=server.port)
+            yield
 
     async def _end(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         in_flight: InFlight = self.app.state.gateway.in_flight

@@ -37,6 +37,16 @@ class GatewaySettings(BatchSettings):
     )
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one.")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="TCP port that answers /metrics, which the API's then does not; 0 takes a free "
+        "one; default: the API's own.",
+    )
+    metrics_host: str | None = Field(
+        None, min_length=1, description="Address of that port; default: that of --host."
+    )
     models: Annotated[dict[str, str], NoDecode] = Field(
         default_factory=dict,
         description="NAME=QUEUE of models that are known even while no worker lives, several times "

@@ -217,7 +217,15 @@ def format_wait(milliseconds: int) -> str:
     return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
 
 
-def _rate_limited(answer: _Answer, limits: KeyLimits, headers: Mapping[str, str]) -> HttpError:
+class RateLimited(HttpError):
+    """429: a limit of the key is reached; `limit` is `requests`, `tokens` or `concurrency`."""
+
+    def __init__(self, limit: str, message: str, headers: Mapping[str, str]) -> None:
+        super().__init__(429, message, type=RATE_LIMIT, code="rate_limit_exceeded", headers=headers)
+        self.limit = limit
+
+
+def _rate_limited(answer: _Answer, limits: KeyLimits, headers: Mapping[str, str]) -> RateLimited:
     limit, unit = {
         "requests": (limits.requests_per_minute, "requests per minute"),
         "tokens": (limits.tokens_per_minute, "tokens per minute"),
@@ -226,12 +234,10 @@ def _rate_limited(answer: _Answer, limits: KeyLimits, headers: Mapping[str, str]
     wait = (
         "" if answer.short_of == "concurrency" else f" Try again in {format_wait(answer.wait_ms)}."
     )
-    return HttpError(
-        429,
+    return RateLimited(
+        answer.short_of,
         f"Rate limit of this API key reached: {limit} {unit}.{wait}",
-        type=RATE_LIMIT,
-        code="rate_limit_exceeded",
-        headers={**headers, **retry_after(answer.wait_ms / 1000)},
+        {**headers, **retry_after(answer.wait_ms / 1000)},
     )
 
 

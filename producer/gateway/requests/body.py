@@ -35,6 +35,11 @@ class BodyMemory:
         finally:
             self._held -= reservation.size
 
+    @property
+    def held(self) -> int:
+        """Bytes that are held now."""
+        return self._held
+
     def take(self, size: int) -> None:
         """Reserve bytes; raise a 503 when there are none left."""
         if self._held + size > self._limit:
