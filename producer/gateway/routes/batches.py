@@ -7,21 +7,14 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
 
-from inferq.producer.batches.records import (
-    INPUT_PURPOSE,
-    BatchRecord,
-    Counts,
-    FileFault,
-    Terms,
-    new_batch_id,
-)
+from inferq.producer.batches.records import INPUT_PURPOSE, BatchRecord, Terms, new_batch_id
 from inferq.producer.gateway.admission.access import Access
+from inferq.producer.gateway.answers.batch_objects import batch_object, listed
 from inferq.producer.gateway.batch_files import batch_files
 from inferq.producer.gateway.errors import BadRequest, HttpError
 from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.requests.batch_body import BatchBody
 from inferq.producer.gateway.requests.body import read_body, request_body
-from inferq.producer.gateway.routes.files import listed
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import Lane
@@ -101,58 +94,6 @@ async def cancel_batch(request: Request, batch_id: str) -> dict[str, Any]:
             code="batch_ended",
         ) from None
     return batch_object(cancelled or record)
-
-
-def batch_object(record: BatchRecord) -> dict[str, Any]:
-    """Return a record as OpenAI's Batch object."""
-    return {
-        "id": record.id,
-        "object": "batch",
-        "endpoint": record.endpoint,
-        "model": record.model,
-        "errors": _errors(record.errors),
-        "input_file_id": record.input_file_id,
-        "completion_window": record.completion_window,
-        "status": record.status.value,
-        "output_file_id": record.output_file_id,
-        "error_file_id": record.error_file_id,
-        "created_at": record.created_at,
-        "in_progress_at": record.in_progress_at,
-        "expires_at": record.expires_at,
-        "finalizing_at": record.finalizing_at,
-        "completed_at": record.completed_at,
-        "failed_at": record.failed_at,
-        "expired_at": record.expired_at,
-        "cancelling_at": record.cancelling_at,
-        "cancelled_at": record.cancelled_at,
-        "request_counts": {
-            "total": record.counts.total,
-            "completed": record.counts.completed,
-            "failed": record.counts.failed,
-        },
-        "usage": _usage(record.counts),
-        "metadata": None if record.metadata is None else dict(record.metadata),
-    }
-
-
-def _errors(faults: tuple[FileFault, ...]) -> dict[str, Any] | None:
-    if not faults:
-        return None
-    data = [
-        {"code": each.code, "line": each.line, "message": each.message, "param": each.param}
-        for each in faults
-    ]
-    return {"object": "list", "data": data}
-
-
-def _usage(counts: Counts) -> dict[str, Any]:
-    return {
-        "input_tokens": counts.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": counts.cached_tokens},
-        "output_tokens": counts.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": counts.prompt_tokens + counts.completion_tokens,
-    }
 
 
 def _terms(settings: GatewaySettings, access: Access) -> Terms:

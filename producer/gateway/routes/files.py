@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from inferq.producer.batches.records import INPUT_PURPOSE, FileRecord, new_file_id
 from inferq.producer.gateway.admission.access import Access
+from inferq.producer.gateway.answers.batch_objects import file_object, listed
 from inferq.producer.gateway.batch_files import BatchFiles, batch_files, storage_errors
 from inferq.producer.gateway.errors import HttpError
 from inferq.producer.gateway.gateway import Gateway
@@ -94,32 +95,6 @@ async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
     with storage_errors():
         await files.storage.delete(record.id)
     return {"id": record.id, "object": "file", "deleted": True}
-
-
-def file_object(record: FileRecord) -> dict[str, Any]:
-    """Return a record as OpenAI's File object."""
-    return {
-        "id": record.id,
-        "object": "file",
-        "bytes": record.bytes,
-        "created_at": record.created_at,
-        "expires_at": record.expires_at,
-        "filename": record.filename,
-        "purpose": record.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
-
-
-def listed(objects: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    """Return one page as OpenAI's list object."""
-    return {
-        "object": "list",
-        "data": objects,
-        "first_id": objects[0]["id"] if objects else None,
-        "last_id": objects[-1]["id"] if objects else None,
-        "has_more": has_more,
-    }
 
 
 async def _receive(request: Request, files: BatchFiles, age_s: float) -> FileRecord:
