@@ -6,7 +6,6 @@ It ends at once when the pipe to rank 0 closes, and by any exception: rank 0 wat
 from __future__ import annotations
 
 import json
-import logging
 import os
 import queue
 import sys
@@ -31,6 +30,7 @@ from inferq.worker.model.loading.model_loading import load_decoder
 from inferq.worker.model.ranks.parallel import Share
 from inferq.worker.model.ranks.parallel_group import COLLECTIVE_TIMEOUT_S, LOOPBACK, RankGroup
 from inferq.worker.model.ranks.parallel_steps import Command, StepSizes, decode, decode_moves
+from inferq.worker.model.ranks.rank_logs import write_records
 from inferq.worker.model.running.block_moves import BlockMover
 from inferq.worker.model.running.kv_cache import KVCacheShape
 from inferq.worker.model.sizing.memory import free_memory
@@ -145,12 +145,11 @@ class RankWorker:
 
 def main(connection: Connection) -> int:
     """Load the share that rank 0 names, then follow its commands; return the exit status."""
+    write_records()
     try:
         options = RankOptions.read(connection.recv_bytes())
     except (EOFError, OSError):
         return EXIT_ORPHANED
-    # Rank 0 says what holds for all; of the others, only what is wrong is of interest.
-    logging.basicConfig(level=logging.WARNING, format=f"rank {options.rank}: %(message)s")
     commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, commands), name="inbox", daemon=True).start()
     try:

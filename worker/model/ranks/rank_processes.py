@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import TCPStore
 from inferq.protocol.errors import InferqError, ModelError
 from inferq.worker.model.ranks.parallel_group import LOOPBACK, RankGroup
 from inferq.worker.model.ranks.parallel_steps import Command, encode
+from inferq.worker.model.ranks.rank_logs import relay
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ _COMMAND: Final = (sys.executable, "-m", "inferq.worker.model.ranks.rank_process
 _STOP_TIMEOUT_S: Final = 2.0
 #: Seconds that the end of a process may come after the errors that it causes.
 _DEATH_TIMEOUT_S: Final = 0.5
+#: Seconds that its last words get: what it started may still hold its standard error.
+_RELAY_TIMEOUT_S: Final = 0.5
 
 
 class RankLost(InferqError):
@@ -41,6 +44,8 @@ class _Member:
     rank: int
     process: subprocess.Popen[bytes]
     connection: Connection
+    #: Says what the process says, until that ends.
+    relay: threading.Thread
 
 
 @dataclass(slots=True)
@@ -156,9 +161,15 @@ def _launch(rank: int) -> _Member:
             [*_COMMAND, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            bufsize=0,  # no lock that a thread in the middle of reading holds when we end
             start_new_session=True,  # a Ctrl-C is for rank 0, whose end ends the others
         )
-    return _Member(rank, process, Connection(ours.detach()))
+    words = threading.Thread(
+        target=relay, args=(process.stderr, rank), name=f"words of rank {rank}", daemon=True
+    )
+    words.start()
+    return _Member(rank, process, Connection(ours.detach()), words)
 
 
 def _answer(member: _Member) -> list[int]:
@@ -166,6 +177,7 @@ def _answer(member: _Member) -> list[int]:
         answer = json.loads(member.connection.recv_bytes())
     except (EOFError, OSError):
         status = member.process.wait()
+        member.relay.join(_RELAY_TIMEOUT_S)
         raise ModelError(
             f"rank {member.rank} ended with status {status} while the model was loaded",
             field="tensor_parallel_size",
@@ -178,6 +190,7 @@ def _answer(member: _Member) -> list[int]:
 
 def _watch(member: _Member, state: _State, on_lost: Callable[[], None]) -> None:
     status = member.process.wait()
+    member.relay.join(_RELAY_TIMEOUT_S)  # its last words say why
     with state.lock:
         if state.is_ending:
             return
