@@ -57,8 +57,8 @@ typecheck: setup
 bench: setup ## Run the short set of benchmarks against the last run and the peers; RECORD=1 keeps it
 	@$(BIN)/python benchmarks/short_set.py $(if $(RECORD),--record)
 
-screenshots: setup ## Take the picture of the gateway's page in docs/images, with Chromium
-	@$(BIN)/python scripts/screenshot_page.py
+screenshots: setup ## Take the pictures of the gateway's pages in docs/images, with Chromium
+	@$(BIN)/python scripts/screenshot_pages.py
 
 soak: setup ## Break things at random for MINUTES and check that nothing is lost or repeated
 	@$(BIN)/python tests/chaos/soak.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

@@ -22,6 +22,7 @@ from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.acl import COMMANDS, Role
 from inferq.protocol.keys import GatewayKeys, TaskKeys
 from inferq.runtime.settings import ProcessSettings
+from inferq.runtime.shared_settings import BATCH_SETTINGS
 from inferq.worker.settings import WorkerSettings
 
 CHART = Path(__file__).resolve().parents[1] / "helm"
@@ -31,20 +32,22 @@ WORKER_OWN = frozenset(
     {
         *("model", "served_model_name", "lora_adapters", "redis_url", "queue", "partition"),
         *("worker_name", "device", "tensor_parallel_size", "drain_timeout_s"),
-        *("health_port", "health_host"),
+        *("health_port", "health_host", "tracing_endpoint"),
     }
 )
 GATEWAY_OWN = frozenset(
     {
         *("redis_url", "queues", "partitions", "host", "port", "models"),
         *("accept_without_workers", "accept_webhooks", "api_keys_file"),
-        *("shutdown_delay_s", "shutdown_timeout_s"),
+        *("shutdown_delay_s", "shutdown_timeout_s", "metrics_port", "metrics_host"),
+        *("tracing_endpoint", *BATCH_SETTINGS),
     }
 )
 TASKS_OWN = frozenset(
     {
         *("redis_url", "queues", "partitions", "health_port", "health_host"),
         *("webhook_secrets", "webhook_secrets_file", "shutdown_timeout_s"),
+        *("tracing_endpoint", *BATCH_SETTINGS),
     }
 )
 #: What a role may reach beside its queues.
@@ -53,7 +56,7 @@ PREFIXES = {Role.GATEWAY: GatewayKeys.PREFIX, Role.TASKS: TaskKeys.PREFIX}
 _README_HEAD = """\
 # The Helm chart of inferq
 
-Workers, an OpenAI-shaped gateway, tasks (webhooks), and a Valkey if there is none yet.
+Workers, an OpenAI-shaped gateway, tasks (webhooks, batches), and a Valkey if there is none yet.
 [docs/kubernetes.md](../docs/kubernetes.md) says how to install, upgrade, scale and size it.
 
 ```

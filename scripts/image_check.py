@@ -121,7 +121,7 @@ def _download_packages() -> None:
 
 def _build() -> None:
     _buildah(
-        *("build", "--isolation", "chroot", "--pull-never", "--layers", "--format", "docker"),
+        *("build", "--isolation", "chroot", "--pull-never", "--format", "docker"),
         *("--volume", f"{WORK / 'wheels'}:/wheels-of-others:ro"),
         *("--volume", f"{WORK / 'pip.conf'}:/etc/pip.conf:ro"),
         *(

@@ -144,8 +144,9 @@ function told({ names, states, holders, owners, sequences, blocks }, cell) {
   if (holders[cell] === 0) return `${block}: ${name}`;
   const { job, index, tokens } = sequences[owners[cell]];
   const sequence = `job …${job}, output ${index}, ${tokens} tokens`;
-  const many = holders[cell] > 1 ? ` by ${holders[cell]} sequences, first` : "";
-  return `${block}: ${name}${many} · ${sequence}`;
+  const several = name === "swapped" ? ", held" : "";
+  if (holders[cell] > 1) return `${block}: ${name}${several} by ${holders[cell]} sequences; the first: ${sequence}`;
+  return `${block}: ${name}; ${sequence}`;
 }
 
 function rowsOf({ blocks, total }, width, size) {

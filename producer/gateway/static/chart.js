@@ -1,17 +1,20 @@
-// Charts of the last ten minutes, as paths of an SVG whose colours the style sheet has.
+// Charts of the last minutes, as paths of an SVG whose colours the style sheet has.
+
+import { count, seconds } from "./parts.js";
 
 const WIDTH = 600;
 const HEIGHT = 130;
-const SPAN_S = 600;
+// The shortest time that fills the width; the longest is what the gateway keeps.
+const SHORTEST_S = 60;
 // A pause between two samples, in intervals, that is shown as a gap.
 const GAP = 4;
-const SVG = "http://www.w3.org/2000/svg";
 
-/** One chart in `svg`; `label` takes the numbers under the pointer, as `say(values, time)` puts them. */
+/** One chart in `svg`; `label` takes the numbers under the pointer, as `say(values)` puts them. */
 export class Chart {
-  constructor(svg, label, { series, isStacked, say }) {
+  constructor(svg, { label, since }, { series, isStacked, say }) {
     this.svg = svg;
     this.label = label;
+    this.since = since;
     this.series = series;
     this.isStacked = isStacked;
     this.say = say;
@@ -27,9 +30,11 @@ export class Chart {
   show(history, intervalS) {
     this.history = history;
     this.end = history.time.at(-1) ?? 0;
+    this.span = Math.max(SHORTEST_S, this.end - (history.time[0] ?? 0));
+    this.since.textContent = `${seconds(this.span)} ago`;
     const columns = this.series.map((name) => history[name]);
     const tops = this.isStacked ? stacked(columns) : columns;
-    this.most = Math.max(1, ...tops.flat());
+    this.most = Math.max(0, ...tops.flat());
     const stretches = unbroken(history.time, GAP * intervalS);
     for (const [i, path] of this.paths.entries()) {
       const below = this.isStacked && i > 0 ? tops[i - 1] : null;
@@ -39,18 +44,18 @@ export class Chart {
   }
 
   #add(kind, name) {
-    const element = document.createElementNS(SVG, kind);
+    const element = document.createElementNS(this.svg.namespaceURI, kind);
     element.setAttribute("class", name);
     this.svg.append(element);
     return element;
   }
 
   #x(i) {
-    return (WIDTH * (1 - (this.end - this.history.time[i]) / SPAN_S)).toFixed(1);
+    return (WIDTH * (1 - (this.end - this.history.time[i]) / this.span)).toFixed(1);
   }
 
   #line(values, [first, last], below) {
-    const y = (value) => (HEIGHT * (1 - value / this.most)).toFixed(1);
+    const y = (value) => (HEIGHT * (1 - value / (this.most || 1))).toFixed(1);
     const points = [];
     for (let i = first; i <= last; i++) points.push(`${this.#x(i)} ${y(values[i])}`);
     if (!this.isStacked) return `M${points.join("L")}`;
@@ -63,7 +68,7 @@ export class Chart {
     const { time } = this.history ?? { time: [] };
     if (event && time.length > 0) {
       const box = this.svg.getBoundingClientRect();
-      const wanted = this.end - SPAN_S * (1 - (event.clientX - box.left) / box.width);
+      const wanted = this.end - this.span * (1 - (event.clientX - box.left) / box.width);
       const near = time.map((t) => Math.abs(t - wanted));
       this.at = time[near.indexOf(Math.min(...near))];
     }
@@ -79,9 +84,9 @@ export class Chart {
     if (i < 0) return;
     for (const end of ["x1", "x2"]) this.cursor.setAttribute(end, this.#x(i));
     const said = this.say(Object.fromEntries(this.series.map((name) => [name, this.history[name][i]])));
-    const when = found < 0 ? "" : `${new Date(time[i] * 1000).toLocaleTimeString()}: `;
-    this.label.textContent = when + said;
-    this.svg.setAttribute("aria-label", `${when}${said}, at most ${Math.round(this.most)} in ten minutes`);
+    this.label.textContent =
+      found < 0 ? `${said}; at most ${count(this.most)}` : `${new Date(time[i] * 1000).toLocaleTimeString()}: ${said}`;
+    this.svg.setAttribute("aria-label", this.label.textContent);
   }
 }
 

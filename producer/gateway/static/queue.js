@@ -9,12 +9,12 @@ const LANES = ["high", "normal", "low"];
 /** Add a queue to `parent`; `show` brings it up to date, `ask` fetches data. */
 export function showQueue(parent, ask) {
   const { root, part } = copyOf("queue", parent);
-  const depth = new Chart(part("depth"), part("depth-at"), {
+  const depth = new Chart(part("depth"), { label: part("depth-at"), since: part("depth-since") }, {
     series: LANES.toReversed(),
     isStacked: true,
     say: (now) => `${count(now.high + now.normal + now.low)} wait`,
   });
-  const tokens = new Chart(part("tokens"), part("tokens-at"), {
+  const tokens = new Chart(part("tokens"), { label: part("tokens-at"), since: part("tokens-since") }, {
     series: ["prompt", "generated"],
     isStacked: false,
     say: ({ generated, prompt }) => `${count(generated)} generated, ${count(prompt)} of prompts`,

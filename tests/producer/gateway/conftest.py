@@ -5,6 +5,7 @@
 - `start_gateway(**settings)`, `start_stand_in(**options)`  more of them, ended with the test
 - `http`  a client of `gateway`
 - `openai_client`  OpenAI's own
+- `open_tab(url, **options)`  a page in headless Chromium
 - `no_batches`  before the test there are no files and batches
 """
 
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,8 +26,23 @@ import openai
 import pytest
 import redis
 import structlog
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from inferq.protocol.keys import BatchKeys
+
+CHROMIUM = "chromium"
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+#: For a machine that others use too.
+PATIENCE_MS = 30_000
 
 
 def _load_stand_in() -> ModuleType:
@@ -128,3 +146,56 @@ def openai_client(gateway: Any) -> Iterator[openai.OpenAI]:
         base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60
     ) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium; skips where it is not installed, fails in CI."""
+    binary = shutil.which(CHROMIUM)
+    if binary is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"{CHROMIUM} is not installed, and CI must have it")
+        pytest.skip(f"{CHROMIUM} is not installed")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(
+            executable_path=binary, args=list(FLAGS), timeout=PATIENCE_MS
+        )
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_tab(browser: Browser) -> Callable[..., Iterator[Page]]:
+    """Open tabs (`for page in open_tab(url): …`), which must not complain nor call elsewhere."""
+
+    def open_one(url: str, **options: Any) -> Iterator[Page]:
+        return _tab(browser, url, **options)
+
+    return open_one
+
+
+def _tab(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
+    complaints: list[str] = []
+    foreign: list[str] = []
+
+    def note(message: ConsoleMessage) -> None:
+        # a refused call is the test's; everything else, such as the content policy's, is a fault
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            complaints.append(message.text)
+
+    with browser.new_context(**options) as context:
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
+        page.on("console", note)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        context.on(
+            "request",
+            lambda request: (
+                foreign.append(request.url) if not request.url.startswith(url) else None
+            ),
+        )
+        page.goto(url)
+        yield page
+    assert complaints == []
+    assert foreign == []

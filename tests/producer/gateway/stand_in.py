@@ -123,6 +123,7 @@ class StandInEngine(EngineClient):
                 if not request.done:
                     self._running.pop(request_id, None)
             if outputs:
+                self.generated_tokens += len(outputs)
                 self.on_outputs(outputs)
 
     def _step(self, request_id: str, request: _Request) -> list[EngineOutput]:
@@ -248,6 +249,7 @@ class StandInWorker:
         step_s: float = 0.002,
         max_model_len: int = 4096,
         adapters: dict[str, str] | None = None,
+        drain_timeout_s: float = 0,
         tracing: Any = None,
     ) -> None:
         self._tracing = tracing
@@ -259,7 +261,7 @@ class StandInWorker:
             queue=queue,
             worker_name=name,
             lora_adapters=adapters,
-            drain_timeout_s=0,
+            drain_timeout_s=drain_timeout_s,
             report_interval_s=0.2,
             max_jobs=4096,
         )
@@ -273,6 +275,10 @@ class StandInWorker:
 
     def stop(self) -> None:
         self._thread.stop()
+
+    def ask_to_drain(self) -> None:
+        """Begin to end as SIGTERM does; does not wait."""
+        self._thread.call(self._thread.stopping.set)
 
     def die(self) -> None:
         """End at once, as a worker that is killed: nothing is handed back or signed off."""

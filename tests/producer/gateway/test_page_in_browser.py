@@ -4,80 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
+from playwright.sync_api import Page, Route, expect
 
 from inferq import Client
 
-CHROMIUM = "chromium"
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-#: For a machine that others use too.
-PATIENCE_MS = 30_000
 STORY = "Once upon a time there was a queue in which everyone was served in turn. " * 4
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Debian's Chromium; skips where it is not installed, fails in CI."""
-    binary = shutil.which(CHROMIUM)
-    if binary is None:
-        if os.environ.get("CI"):
-            pytest.fail(f"{CHROMIUM} is not installed, and CI must have it")
-        pytest.skip(f"{CHROMIUM} is not installed")
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(
-            executable_path=binary, args=list(FLAGS), timeout=PATIENCE_MS
-        )
-        yield started
-        started.close()
-
-
 @pytest.fixture
-def page(browser: Browser, gateway: Any) -> Iterator[Page]:
-    """The gateway's page in a tab of its own, which must not complain nor call elsewhere."""
-    yield from _tab(browser, gateway.url)
-
-
-def _tab(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
-    complaints: list[str] = []
-    foreign: list[str] = []
-
-    def note(message: ConsoleMessage) -> None:
-        # a refused call is the test's; everything else, such as the content policy's, is a fault
-        if message.type == "error" and "Failed to load resource" not in message.text:
-            complaints.append(message.text)
-
-    with browser.new_context(**options) as context:
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        expect.set_options(timeout=PATIENCE_MS)
-        page.on("console", note)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        context.on(
-            "request",
-            lambda request: (
-                foreign.append(request.url) if not request.url.startswith(url) else None
-            ),
-        )
-        page.goto(url)
-        yield page
-    assert complaints == []
-    assert foreign == []
+def page(open_tab: Callable[..., Iterator[Page]], gateway: Any) -> Iterator[Page]:
+    """The gateway's page in a tab of its own."""
+    yield from open_tab(gateway.url)
 
 
 def ask(page: Page, prompt: str) -> None:
@@ -153,12 +95,12 @@ def test_a_request_whose_reply_is_lost_is_not_a_second_job(
 
 
 def test_a_stream_that_its_gateway_ends_goes_on_at_the_next(
-    browser: Browser, stand_in_worker: Any, start_gateway: Callable[..., Any]
+    open_tab: Any, stand_in_worker: Any, start_gateway: Callable[..., Any]
 ) -> None:
     stand_in_worker.say(STORY)
     stand_in_worker.slow_down(0.05)
     first = start_gateway()
-    for page in _tab(browser, first.url):
+    for page in open_tab(first.url):
         ask(page, "Tell me a story.")
         expect(page.locator(".turn.assistant")).to_contain_text("Once upon")
         with page.expect_request(
@@ -194,7 +136,7 @@ def test_stop_cancels_the_job_and_keeps_what_came(
 
 
 def test_without_the_right_key_it_says_so_and_with_it_it_works(
-    browser: Browser,
+    open_tab: Any,
     stand_in_worker: Any,
     start_gateway: Callable[..., Any],
     tmp_path: Path,
@@ -204,7 +146,7 @@ def test_without_the_right_key_it_says_so_and_with_it_it_works(
     keys.write_text(json.dumps([{"name": "one", "sha256": digest}]))
     gateway = start_gateway(api_keys_file=keys)
     stand_in_worker.say("Welcome.")
-    for page in _tab(browser, gateway.url):
+    for page in open_tab(gateway.url):
         expect(page.locator("#model")).to_contain_text("needs an API key")
         page.locator("#key").fill("sk-wrong")
         page.locator("#prompt").fill("Hello?")
@@ -259,10 +201,10 @@ def test_what_the_gateway_refuses_is_shown_in_its_words(page: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_and_every_field_has_a_label(
-    browser: Browser, gateway: Any, scheme: str
+    open_tab: Any, gateway: Any, scheme: str
 ) -> None:
     options = {"viewport": {"width": 360, "height": 640}, "color_scheme": scheme}
-    for page in _tab(browser, gateway.url, **options):
+    for page in open_tab(gateway.url, **options):
         page.get_by_role("button", name="Settings").click()
         expect(page.locator("#panel")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
