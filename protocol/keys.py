@@ -188,6 +188,11 @@ class TaskKeys:
         """String: the server time (ms) from which a receiver's host may be called again."""
         return f"{self.PREFIX}host:{self.queue}:{host}"
 
+    @property
+    def waiting(self) -> str:
+        """List: tasks that wait for a worker of RQ's; it is RQ's own."""
+        return f"{self.RQ_PREFIX}:queue:{self.queue}"
+
     def interval(self, duty: str) -> str:
         """String: there while a duty has been done for this interval."""
         return f"{self.PREFIX}interval:{self.queue}:{duty}"

@@ -135,12 +135,14 @@ class Terms:
     - `models`: queues of models that are known while no worker lives, by model's name.
     - `queues`: those whose workers may serve the batch.
     - `allowed_models`: what the owner's key may use; None: all.
+    - `default_model`: of lines that name none; None: each must.
     - `lane`: of all its jobs.
     """
 
     queues: tuple[str, ...]
     models: Mapping[str, str] = field(default_factory=dict)
     allowed_models: tuple[str, ...] | None = None
+    default_model: str | None = None
     lane: Lane = Lane.LOW
     default_max_tokens: int | None = None
     tool_format: str = "hermes"

@@ -7,10 +7,12 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import fsspec
 import structlog
@@ -54,6 +56,24 @@ class FileWriter(Protocol):
 
     async def commit(self) -> None:
         """Make the file be there, in place of another of its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredName:
+    """A file or folder of the storage; `changed_at` in seconds since 1970, None of a folder."""
+
+    name: str
+    changed_at: float | None
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Build from a row of fsspec's listing."""
+        changed = row.get("mtime") or row.get("LastModified")
+        if isinstance(changed, datetime):
+            changed = changed.timestamp()
+        is_folder = row["type"] == "directory" or changed is None
+        name = str(row["name"]).rstrip("/").rpartition("/")[2]
+        return cls(name, None if is_folder else float(changed))
 
 
 class FileStorage:
@@ -150,6 +170,16 @@ class FileStorage:
         except StoredFileGone:
             return
 
+    async def listing(self) -> list[StoredName]:
+        """Return what lies in the storage, the files in its folders aside."""
+
+        def read(files: Any) -> list[StoredName]:
+            files.invalidate_cache()
+            rows = files.ls(self._root, detail=True) if files.exists(self._root) else []
+            return [StoredName.from_row(row) for row in rows]
+
+        return await self._call(read)
+
     async def check(self) -> None:
         """Raise `StorageError` unless a file can be written, read and removed."""
         name = f"check-{secrets.token_hex(8)}"
@@ -173,9 +203,16 @@ class FileStorage:
         except InferqError:
             raise
         except FileNotFoundError as error:
+            self._check_root()
             raise StoredFileGone(f"{self.name}: {error} is not there") from None
         except Exception as error:  # each driver has errors of its own
             raise StorageError(f"{self.name}: {type(error).__name__}: {error}") from error
+
+    def _check_root(self) -> None:
+        """Raise `StorageError` if not only a file is missing, but all there is."""
+        bucket = self._root if self._is_local else self._root.partition("/")[0]
+        if not self._files().exists(bucket):
+            raise StorageError(f"{self.name}: {bucket} is not there") from None
 
     def _files(self) -> Any:
         with self._lock:

@@ -24,7 +24,7 @@ from inferq.producer.batches.records import (
 from inferq.protocol.errors import InferqError, InvalidRequestError
 from inferq.protocol.keys import BatchKeys
 from inferq.protocol.script_call import call_script, digest_of
-from inferq.protocol.wire import text
+from inferq.protocol.wire import number, text
 
 #: Records read at once while looking for those of one purpose.
 _READ_AT_ONCE: Final = 100
@@ -59,9 +59,11 @@ class Resumption:
     """What a batch's earlier runs left: whether its file was surveyed, and how far they came.
 
     `checkpoint`, `repeated` and `parts` are as they were written; None and nothing at first.
+    `reached` is the last line that may have been submitted.
     """
 
     is_surveyed: bool
+    reached: int
     checkpoint: bytes | None
     repeated: bytes
     parts: list[bytes]
@@ -191,14 +193,6 @@ class BatchStore:
             )
         return await self.batch(batch_id) if before else None
 
-    async def count_due(self, queue: str) -> int:
-        """Return how many batches of a queue wait for a process to run them."""
-
-        async def count(redis: Redis) -> int:
-            return int(await redis.zcount(self._keys.due(queue), "-inf", await _now_ms(redis)))
-
-        return await self._run(count)
-
     async def take(self, queue: str, *, most: int, lease_ms: int) -> list[TakenBatch]:
         """Take batches of a queue that nobody runs; those not written within the lease are due."""
         rows = await self._call("take", (self._keys.due(queue),), BatchKeys.BATCHES, most, lease_ms)
@@ -213,13 +207,14 @@ class BatchStore:
         """Return what earlier runs of a batch left."""
 
         async def read(redis: Any) -> tuple[list[Any], list[bytes]]:
-            names = ("surveyed", "checkpoint", "repeated", "goal")
+            names = ("surveyed", "checkpoint", "repeated", "goal", "reached")
             fields = await redis.hmget(self._keys.batch(batch_id), names)
             return fields, await redis.lrange(self._keys.parts(batch_id), 0, -1)
 
-        (surveyed, checkpoint, repeated, goal), parts = await self._run(read)
+        (surveyed, checkpoint, repeated, goal, reached), parts = await self._run(read)
         return Resumption(
             is_surveyed=surveyed is not None,
+            reached=number(reached),
             checkpoint=checkpoint,
             repeated=repeated or b"",
             parts=parts,
@@ -241,7 +236,7 @@ class BatchStore:
         cancelled keeps that status. Raises `BatchLost`.
         """
         keys, batch_id = self._keys, taken.record.id
-        number, added = part or (0, "")
+        before, added = part or (0, "")
         reply = await self._call(
             "write",
             (keys.batch(batch_id), keys.due(taken.record.terms.queues[0]), keys.parts(batch_id)),
@@ -249,7 +244,7 @@ class BatchStore:
             taken.token,
             lease_ms,
             "" if status is None else status.value,
-            number,
+            before,
             added,
             *_flat(fields),
         )

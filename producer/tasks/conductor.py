@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from redis import Redis
@@ -16,13 +15,14 @@ from redis.exceptions import RedisError
 
 from inferq.producer.async_client import DEFAULT_TIMEOUT_S
 from inferq.producer.partitions import Partitions
+from inferq.producer.tasks.batches import EXPIRE_BATCHES, EXPIRE_INTERVAL_S, RUN_BATCHES
 from inferq.producer.tasks.deliveries import DeliveryStore
 from inferq.producer.tasks.duties import AT_ONCE, DELIVER, PROMOTE, SWEEP, TRIM, TRIM_INTERVAL_S
 from inferq.producer.tasks.outbox import to_delivery
 from inferq.producer.tasks.safe_rq import SafeQueue, task_queue
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.errors import DecodeError, InferqError, InvalidRequestError
-from inferq.protocol.keys import QueueKeys, TaskKeys
+from inferq.protocol.keys import BatchKeys, QueueKeys, TaskKeys
 from inferq.protocol.messages import Event
 from inferq.protocol.upkeep import UpkeepScripts
 from inferq.protocol.webhooks import OutboxEntry
@@ -33,6 +33,8 @@ logger = structlog.get_logger("inferq.tasks")
 MOVED_AT_ONCE: Final = 100
 #: Longest pause in seconds while the server is away.
 LONGEST_PAUSE_S: Final = 5.0
+#: Seconds after which a worker is asked again to run batches, if none has begun.
+ASKED_S: Final = 60.0
 #: Seconds without a round that succeeded after which the process is not ready, and not alive.
 READY_S: Final = 30.0
 LIVE_S: Final = 300.0
@@ -52,11 +54,13 @@ class QueueConductor:
         )
         self._store = DeliveryStore(self._partitions.server_of(TaskKeys.PREFIX), queue)
         self._tasks: SafeQueue = task_queue(connection, queue)
-        self._intervals: Mapping[str, float] = {
+        self._intervals: dict[str, float] = {
             SWEEP: settings.sweep_interval_s,
             PROMOTE: settings.promote_interval_s,
             TRIM: TRIM_INTERVAL_S,
         }
+        if settings.batch_storage is not None:
+            self._intervals |= {EXPIRE_BATCHES: EXPIRE_INTERVAL_S}
 
     async def run_once(self) -> None:
         """Move what has ended, and give out the tasks that are due."""
@@ -64,6 +68,8 @@ class QueueConductor:
             while await self._move(partition):
                 pass
         await self._give_deliveries()
+        if self._settings.batch_storage is not None:
+            await self._give_batches()
         for duty, interval_s in self._intervals.items():
             await self._give_at_intervals(duty, interval_s)
 
@@ -107,6 +113,19 @@ class QueueConductor:
         asked = await asyncio.to_thread(lambda: self._tasks.count)
         for _ in range(wanted - asked):
             await asyncio.to_thread(self._tasks.give, DELIVER, self.queue)
+
+    async def _give_batches(self) -> None:
+        """Have a worker run what is due, unless one is asked already; it says when it begins."""
+        keys = BatchKeys()
+
+        async def count(redis: Any) -> int:
+            seconds, microseconds = await redis.time()
+            now = seconds * 1000 + microseconds // 1000
+            return int(await redis.zcount(keys.due(self.queue), "-inf", now))
+
+        server = self._partitions.server_of(BatchKeys.PREFIX)
+        if await server.call(lambda: count(server.commands)):
+            await self._give_at_intervals(RUN_BATCHES, ASKED_S)
 
     async def _give_at_intervals(self, duty: str, interval_s: float) -> None:
         if await self._store.claim_interval(duty, int(interval_s * 1000)):

@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
@@ -18,6 +18,13 @@ from inferq.producer.async_client import DEFAULT_TIMEOUT_S
 from inferq.producer.partitions import Partitions
 from inferq.producer.server import RedisServer
 from inferq.producer.tasks.addresses import CheckedBackend
+from inferq.producer.tasks.batches import (
+    EXPIRE_BATCHES,
+    RUN_BATCHES,
+    expire_batches,
+    run_batches,
+)
+from inferq.producer.tasks.counts import Counted, TaskCounts
 from inferq.producer.tasks.deliveries import DeliveryStore, TakenDelivery
 from inferq.producer.tasks.safe_rq import TaskRefused, Tasks
 from inferq.producer.tasks.sending import Attempt, Outcome, Sender
@@ -50,10 +57,20 @@ GONE_AFTER_MS: Final = 300_000
 
 
 class Duties:
-    """What a tasks process can do for the queues of its settings."""
+    """What a tasks process can do for the queues of its settings.
 
-    def __init__(self, settings: TasksSettings) -> None:
+    `is_stopping` says whether a task that lasts should come to an end.
+    """
+
+    def __init__(
+        self,
+        settings: TasksSettings,
+        is_stopping: Callable[[], bool] = lambda: False,
+        counts: TaskCounts | None = None,
+    ) -> None:
         self._settings = settings
+        self._is_stopping = is_stopping
+        self._counts = counts or TaskCounts()
 
     @property
     def tasks(self) -> Tasks:
@@ -63,13 +80,15 @@ class Duties:
             SWEEP: self.sweep,
             PROMOTE: self.promote_delayed,
             TRIM: self.trim_dead_letters,
+            RUN_BATCHES: self.run_batches,
+            EXPIRE_BATCHES: self.expire_batches,
         }
 
     async def deliver_webhooks(self, queue: str) -> None:
         """Make the deliveries that are due, until there are no more or others want a turn."""
         async with self._partitions(queue) as partitions:
             server = partitions.server_of(TaskKeys.PREFIX)
-            round_ = _Round(self._settings, DeliveryStore(server, queue))
+            round_ = _Round(self._settings, DeliveryStore(server, queue), self._counts)
             stop_at = time.monotonic() + DELIVER_FOR_S
             while await round_.run() and time.monotonic() < stop_at:
                 pass
@@ -100,10 +119,23 @@ class Duties:
                 if trimmed:
                     logger.info("dead letters trimmed", key=scripts.keys.prefix, number=trimmed)
 
-    @asynccontextmanager
-    async def _partitions(self, queue: str) -> AsyncIterator[Partitions]:
+    async def run_batches(self, queue: str) -> None:
+        """Run the batches that are due, until there are no more or others want a turn."""
+        self._check_queue(queue)
+        await run_batches(self._settings, queue, self._is_stopping, self._counts.kept)
+
+    async def expire_batches(self, queue: str) -> None:
+        """Remove files and batches whose time is over."""
+        self._check_queue(queue)
+        await expire_batches(self._settings, queue)
+
+    def _check_queue(self, queue: str) -> None:
         if queue not in self._settings.queues:
             raise TaskRefused(f"queue {queue!r} is not one of this process's")
+
+    @asynccontextmanager
+    async def _partitions(self, queue: str) -> AsyncIterator[Partitions]:
+        self._check_queue(queue)
         partitions = Partitions(
             self._settings.redis_url.get_secret_value(),
             queue,
@@ -136,9 +168,10 @@ def _read_secrets(settings: TasksSettings) -> Secrets:
 class _Round:
     """Takes deliveries that are due and makes them, some at once."""
 
-    def __init__(self, settings: TasksSettings, store: DeliveryStore) -> None:
+    def __init__(self, settings: TasksSettings, store: DeliveryStore, counts: TaskCounts) -> None:
         self._settings = settings
         self._store = store
+        self._counts = counts
         self._interval_ms = 1000 / settings.webhook_host_rate
         self._early_ms = max(BURST_S * 1000 - self._interval_ms, 0.0)
         self._sender = Sender(
@@ -168,6 +201,7 @@ class _Round:
             await self._store.report(
                 delivery, Outcome.DEAD, reason=f"{most} attempts were begun", host=host
             )
+            self._counts.add(Counted.ATTEMPT, Outcome.DEAD)
             return False
         wait_ms = await self._store.pace(
             host, interval_ms=self._interval_ms, early_ms=self._early_ms
@@ -179,6 +213,7 @@ class _Round:
         waiting[host] = place + 1
         next_ms = wait_ms + int(place * self._interval_ms)
         await self._store.report(delivery, "postponed", next_ms=next_ms)
+        self._counts.add(Counted.ATTEMPT, "postponed")
         return False
 
     async def _deliver(self, delivery: TakenDelivery, host: str) -> None:
@@ -198,6 +233,7 @@ class _Round:
             took_ms=took_ms,
             host=host,
         )
+        self._counts.add(Counted.ATTEMPT, outcome)
         log = logger.info if outcome is Outcome.DELIVERED else logger.warning
         log(
             "webhook",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any, ClassVar, Final
 
 import structlog
@@ -111,6 +111,16 @@ class SafeWorker(SimpleWorker):
     """
 
     queue_class = SafeQueue
+    #: Told when the process is to end, so that a task that lasts comes to its end.
+    on_stop: Callable[[], None] | None = None
+    #: Told of a job that was refused.
+    on_refused: Callable[[], None] | None = None
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        """Let the task under way come to its end, and perform no more."""
+        if self.on_stop is not None:
+            self.on_stop()
+        super().request_stop(signum, frame)
 
     def subscribe(self) -> None:
         """Listen to nobody."""
@@ -120,6 +130,8 @@ class SafeWorker(SimpleWorker):
         error = exc_info[1]
         if isinstance(error, (TaskRefused, DeserializationError)):
             why = str(error) or "its payload is not JSON"
+            if self.on_refused is not None:
+                self.on_refused()
             logger.error("task refused", rq_job=job.id, rq_queue=job.origin, reason=why)
         else:
             logger.error("task failed", rq_job=job.id, task=job.func_name, fault=error)
@@ -140,11 +152,22 @@ def task_queue(connection: Redis, queue: str) -> SafeQueue:
     return SafeQueue(queue, connection=connection, job_class=SafeJob, serializer=JSONSerializer)
 
 
-def task_worker(connection: Redis, queues: tuple[str, ...], tasks: Tasks) -> SafeWorker:
-    """Return a worker that performs `tasks` from the task queues of `queues`, and nothing else."""
+def task_worker(
+    connection: Redis,
+    queues: tuple[str, ...],
+    tasks: Tasks,
+    *,
+    on_stop: Callable[[], None] | None = None,
+    on_refused: Callable[[], None] | None = None,
+) -> SafeWorker:
+    """Return a worker that performs `tasks` from the task queues of `queues`, and nothing else.
+
+    `on_stop` is called by the signal handler that asks it to end, `on_refused` for each job that is
+    none of them.
+    """
     check_prefix()
     job_class = type("PerformedJob", (SafeJob,), {"tasks": MappingProxyType(dict(tasks))})
-    return SafeWorker(
+    worker = SafeWorker(
         [
             SafeQueue(name, connection=connection, job_class=job_class, serializer=JSONSerializer)
             for name in queues
@@ -155,3 +178,6 @@ def task_worker(connection: Redis, queues: tuple[str, ...], tasks: Tasks) -> Saf
         serializer=JSONSerializer,
         log_job_description=False,
     )
+    worker.on_stop = on_stop
+    worker.on_refused = on_refused
+    return worker

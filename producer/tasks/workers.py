@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from inferq.producer.tasks.counts import TaskCounts
 from inferq.producer.tasks.duties import Duties
 from inferq.producer.tasks.rq_connection import rq_connection
 from inferq.producer.tasks.safe_rq import task_worker
@@ -34,18 +35,32 @@ def quiet_rq() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def perform_tasks(settings: TasksSettings, *, burst: bool = False) -> None:
-    """Perform tasks in this process, in its main thread, until SIGTERM, or until none is left."""
+def perform_tasks(
+    settings: TasksSettings, *, burst: bool = False, counts: TaskCounts | None = None
+) -> None:
+    """Perform tasks in this process, in its main thread, until SIGTERM, or until none is left.
+
+    What is done is added to `counts`.
+    """
+    counts = counts or TaskCounts()
     quiet_rq()
     connection = rq_connection(ServerUrl.parse(settings.redis_url.get_secret_value()))
+    stopping = threading.Event()
+    duties = Duties(settings, stopping.is_set, counts)
     try:
-        worker = task_worker(connection, settings.queues, Duties(settings).tasks)
+        worker = task_worker(
+            connection,
+            settings.queues,
+            counts.around(duties.tasks),
+            on_stop=stopping.set,
+            on_refused=counts.refused,
+        )
         worker.work(burst=burst, logging_level=None)
     finally:
         connection.close()
 
 
-def _worker_process(settings: TasksSettings) -> None:
+def _worker_process(settings: TasksSettings, counts: TaskCounts) -> None:
     configure_logging(settings.log_level, settings.log_format, show_prompts=settings.log_prompts)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -55,7 +70,7 @@ def _worker_process(settings: TasksSettings) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    perform_tasks(settings)
+    perform_tasks(settings, counts=counts)
 
 
 class WorkerProcesses:
@@ -65,18 +80,26 @@ class WorkerProcesses:
         self._settings = settings
         self._context = multiprocessing.get_context("spawn")
         self._processes: list[BaseProcess] = []
+        #: What the process in each place, and those before it there, did.
+        self.counts = [TaskCounts.shared(self._context) for _ in range(settings.workers)]
+        self.num_restarts = 0
+
+    @property
+    def num_alive(self) -> int:
+        """How many processes live."""
+        return sum(process.is_alive() for process in self._processes)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep them running until `stop` is set, then give tasks under way their time."""
         try:
-            self._processes = [self._start() for _ in range(self._settings.workers)]
+            self._processes = [self._start(counts) for counts in self.counts]
             while not await _is_set_within(stop, LOOK_S):
                 await self._restart_ended(stop)
         finally:
             await self._end()
 
-    def _start(self) -> BaseProcess:
-        process = self._context.Process(target=_worker_process, args=(self._settings,))
+    def _start(self, counts: TaskCounts) -> BaseProcess:
+        process = self._context.Process(target=_worker_process, args=(self._settings, counts))
         process.start()
         return process
 
@@ -87,7 +110,8 @@ class WorkerProcesses:
             logger.warning("worker process ended", exit_code=process.exitcode)
             if await _is_set_within(stop, RESTART_S):
                 return
-            self._processes[place] = self._start()
+            self._processes[place] = self._start(self.counts[place])
+            self.num_restarts += 1
 
     async def _end(self) -> None:
         give_up_at = time.monotonic() + self._settings.shutdown_timeout_s

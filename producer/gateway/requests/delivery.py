@@ -42,7 +42,7 @@ class Delivery:
     @classmethod
     def of(cls, headers: Mapping[str, str], body: GenerationBody, access: Access) -> Self:
         """Read them; raise `InvalidRequestError`, or a 403 for a lane that is not the key's."""
-        lane = _lane(body)
+        lane = requested_lane(body) or Lane.NORMAL
         param = "service_tier" if body.priority is None else "priority"
         access.check_lane(lane, param=param)
         return cls(
@@ -62,10 +62,11 @@ class Delivery:
         return hashlib.sha256(parts.encode()).hexdigest()
 
 
-def _lane(body: GenerationBody) -> Lane:
+def requested_lane(body: GenerationBody) -> Lane | None:
+    """Return the lane that a body asks for, if any; raise `InvalidRequestError`."""
     tier = None if body.service_tier is None else _TIERS[body.service_tier]
     if body.priority is None:
-        return tier or Lane.NORMAL
+        return tier
     lane = Lane.NORMAL
     if body.priority != 0:
         lane = Lane.HIGH if body.priority < 0 else Lane.LOW

@@ -113,10 +113,18 @@ class Submitted:
         await cancel_all(self.client, self.ids)
 
 
-async def submit(client: AsyncClient, queue: str, asked: Asked, delivery: Delivery) -> Submitted:
+async def submit(
+    client: AsyncClient,
+    queue: str,
+    asked: Asked,
+    delivery: Delivery,
+    *,
+    cancels_partial: bool = True,
+) -> Submitted:
     """Submit a job for each prompt; if one is refused, cancel the others and raise its error.
 
-    The first goes last, so that its note can list the others.
+    The first goes last, so that its note can list the others. Who asks again by the same
+    idempotency key leaves the others (`cancels_partial` false).
     """
     number = len(asked.prompts)
     notes = [
@@ -148,7 +156,8 @@ async def submit(client: AsyncClient, queue: str, asked: Asked, delivery: Delive
             notes[0] = replace(notes[0], jobs=tuple(handle.id for handle in handles))
         handles.insert(0, await submit_one(0))
     except BaseException:
-        await cancel_all(client, [handle.id for handle in handles if handle.created])
+        if cancels_partial:
+            await cancel_all(client, [handle.id for handle in handles if handle.created])
         raise
     return Submitted(
         client=client,

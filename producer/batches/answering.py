@@ -1,0 +1,208 @@
+"""A checked line to its answer: submitted, waited for however long it takes, and read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import structlog
+
+from inferq.producer.async_client import AsyncClient
+from inferq.producer.batches.outcomes import Answered, Outcome, Unanswered
+from inferq.producer.gateway.answers.answer import response_body
+from inferq.producer.gateway.answers.collecting import collect_answers, name_as_asked
+from inferq.producer.gateway.answers.event_writer import total_usage
+from inferq.producer.gateway.errors import to_http_error
+from inferq.producer.gateway.requests.delivery import Delivery
+from inferq.producer.gateway.requests.submission import Asked, Submitted, submit
+from inferq.producer.server import end_tasks, jitter
+from inferq.protocol.errors import (
+    IdempotencyConflict,
+    InferqError,
+    JobCancelled,
+    JobExpired,
+    JobNotFound,
+    QueueFull,
+    ResultTimeout,
+    ServerLost,
+    StreamExpired,
+    StreamGap,
+)
+from inferq.protocol.keys import Lane, QueueKeys, partition_of
+from inferq.protocol.scripts import QueueScripts
+
+logger = structlog.get_logger("inferq.batches")
+
+#: How long a batch's results stay on the server, in seconds: as long as nobody may fetch them.
+RETENTION_S: Final = 86_400.0
+#: First and longest pause in seconds before a full queue, or a server that is away, is tried again.
+FIRST_PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 10.0
+#: Seconds without an event after which a job's stream is read anew.
+IDLE_S: Final = 3600.0
+#: How often a line is generated whose result the server has lost.
+MAX_TRIES: Final = 3
+#: Shortest deadline of a job, in seconds.
+_SHORTEST_S: Final = 0.001
+
+
+class Ending(StrEnum):
+    """Why lines that have no answer yet get none."""
+
+    CANCELLED = "batch_cancelled"
+    EXPIRED = "batch_expired"
+
+    def outcome(self, job_ids: tuple[str, ...] = ()) -> Unanswered:
+        """Return what such a line ends in."""
+        return Unanswered(self.value, _ENDINGS[self], job_ids)
+
+
+_ENDINGS: Final = {
+    Ending.CANCELLED: "The batch was cancelled before this request was executed.",
+    Ending.EXPIRED: "The batch's completion window passed before this request was executed.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweringPlan:
+    """Where a batch's jobs go, and what they have in common.
+
+    `seconds_left` says how long the batch still has; None: for ever.
+    """
+
+    client: AsyncClient
+    batch_id: str
+    lane: Lane
+    owner: str | None
+    seconds_left: Callable[[], float] | None = None
+
+
+class LineAnswerer:
+    """Answers lines; `ending` is set once those under way are to be given up."""
+
+    def __init__(self, plan: AnsweringPlan) -> None:
+        self._plan = plan
+        self._under_way: dict[int, Submitted] = {}
+        self._ends = asyncio.Event()
+        self.ending: Ending | None = None
+
+    async def end(self, ending: Ending) -> None:
+        """Give up what is under way: jobs that have not ended are cancelled, the others kept."""
+        self.ending = self.ending or ending
+        self._ends.set()
+        for jobs in list(self._under_way.values()):
+            await jobs.cancel()
+
+    async def answer(self, asked: Asked, number: int) -> Outcome:
+        """Return how a line ends, however long that takes.
+
+        The same line asked again, also by another process, leads to the same jobs.
+        """
+        tries = 0
+        while tries < MAX_TRIES:
+            try:
+                jobs = await self._submit(asked, number, tries)
+            except IdempotencyConflict:  # an earlier version of us asked otherwise
+                tries += 1
+                continue
+            except InferqError as error:
+                return Answered.refused(to_http_error(error))
+            if jobs is None:
+                return self._ended()
+            try:
+                return await self._collect(jobs, number)
+            except (StreamExpired, StreamGap, JobNotFound) as error:
+                tries += 1
+                logger.warning("result lost", batch=self._plan.batch_id, error=str(error))
+        return Unanswered("result_lost", f"The result was lost {MAX_TRIES} times.")
+
+    def _ended(self, job_ids: tuple[str, ...] = ()) -> Unanswered:
+        return (self.ending or Ending.EXPIRED).outcome(job_ids)
+
+    async def _submit(self, asked: Asked, number: int, tries: int) -> Submitted | None:
+        """Submit a line's jobs as soon as the queue takes them; None if the batch ends before."""
+        plan, pause_s = self._plan, FIRST_PAUSE_S
+        key = f"{plan.batch_id}\n{number}" + (f"\n{tries}" if tries else "")
+        while True:
+            delivery = Delivery(
+                lane=plan.lane,
+                deadline_s=self._deadline_s(),
+                key=key,
+                scope=plan.owner or "",
+                cancel_on_disconnect=False,
+            )
+            try:
+                return await submit(
+                    plan.client, plan.client.queue, asked, delivery, cancels_partial=False
+                )
+            except (QueueFull, ServerLost) as error:
+                logger.debug("line waits", batch=plan.batch_id, line=number, error=str(error))
+            if self.ending is not None:
+                return None
+            await self._pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _deadline_s(self) -> float | None:
+        left = self._plan.seconds_left
+        return None if left is None else max(_SHORTEST_S, left())
+
+    async def _collect(self, jobs: Submitted, number: int) -> Outcome:
+        self._under_way[number] = jobs
+        try:
+            if self.ending is not None:
+                await jobs.cancel()
+            return await self._read(jobs)
+        finally:
+            del self._under_way[number]
+
+    async def _read(self, jobs: Submitted) -> Outcome:
+        while True:
+            try:
+                answers = await collect_answers(jobs, timeout_s=IDLE_S)
+            except ResultTimeout:
+                continue
+            except ServerLost as error:
+                logger.debug("result waits", batch=self._plan.batch_id, error=str(error))
+                await asyncio.sleep(jitter(LONGEST_PAUSE_S))
+                continue
+            except (StreamExpired, StreamGap, JobNotFound):
+                raise
+            except InferqError as error:
+                return self._of_error(error, jobs)
+            usage = total_usage(answer.choices.usage for answer in answers)
+            body = response_body(jobs.note, jobs.ids[0], answers)
+            return Answered(200, body, jobs.ids[0], usage, jobs.ids)
+
+    def _of_error(self, error: InferqError, jobs: Submitted) -> Outcome:
+        is_ours = isinstance(error, JobExpired) and self._plan.seconds_left is not None
+        if is_ours or (isinstance(error, JobCancelled) and self.ending is not None):
+            return self._ended(jobs.ids)
+        shown = to_http_error(error)
+        name_as_asked(shown, jobs.note)
+        return Answered.refused(shown, jobs.ids)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, no longer than until the batch ends."""
+        waiting = asyncio.create_task(self._ends.wait())
+        await asyncio.wait([waiting], timeout=jitter(seconds))
+        await end_tasks([waiting])
+
+
+async def forget_jobs(client: AsyncClient, job_ids: Sequence[str]) -> None:
+    """Let go of jobs whose results are kept elsewhere; what fails is left to their retention."""
+    slots = asyncio.Semaphore(16)
+
+    async def forget(job_id: str) -> None:
+        keys = QueueKeys(client.queue, partition_of(job_id))
+        async with slots:
+            await client.run(
+                lambda redis: QueueScripts(redis, keys).forget(job_id), slot_key=keys.prefix
+            )
+
+    try:
+        await asyncio.gather(*map(forget, job_ids))
+    except InferqError as error:
+        logger.warning("results not removed", jobs=len(job_ids), error=str(error))

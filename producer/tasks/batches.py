@@ -1,0 +1,131 @@
+"""The duties around batches: run them, and remove what is too old."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+
+from inferq.producer.async_client import AsyncClient
+from inferq.producer.batches.answering import RETENTION_S
+from inferq.producer.batches.expiry import remove_expired, remove_leftovers
+from inferq.producer.batches.models import QueueClients
+from inferq.producer.batches.storage import FileStorage
+from inferq.producer.batches.store import BatchStore
+from inferq.producer.batches.turns import BatchTurn, TurnPlan
+from inferq.producer.server import end_tasks
+from inferq.producer.tasks.settings import TasksSettings
+from inferq.protocol.errors import InferqError, ServerLost
+from inferq.protocol.keys import TaskKeys
+
+logger = structlog.get_logger("inferq.tasks")
+
+#: The names that these tasks go by in RQ.
+RUN_BATCHES: Final = "run_batches"
+EXPIRE_BATCHES: Final = "expire_batches"
+
+#: Seconds between two looks for what is too old.
+EXPIRE_INTERVAL_S: Final = 600.0
+#: Seconds that one turn lasts at most, and at least while other tasks wait for theirs.
+LONGEST_TURN_S: Final = 60.0
+SHORTEST_TURN_S: Final = 5.0
+#: Seconds between two looks at whether the turn is over.
+_LOOK_S: Final = 0.5
+
+
+async def run_batches(
+    settings: TasksSettings,
+    queue: str,
+    is_stopping: Callable[[], bool],
+    on_kept: Callable[[int, int], None],
+) -> None:
+    """Run the batches of a queue that are due, until there are no more or others want a turn.
+
+    `on_kept` is told of lines whose answers are kept: how many succeeded, and failed.
+    """
+    async with _clients(settings) as clients:
+        home = clients.of(queue)
+        await home.run(
+            lambda redis: redis.delete(TaskKeys(queue).interval(RUN_BATCHES)),
+            slot_key=TaskKeys.PREFIX,
+        )
+        turn = BatchTurn(
+            TurnPlan(
+                store=BatchStore(home),
+                storage=open_storage(settings),
+                clients=clients,
+                window=settings.batch_window,
+                lease_s=settings.batch_lease_s,
+                file_age_s=settings.batch_file_age_s,
+                on_kept=on_kept,
+            )
+        )
+        stop = asyncio.Event()
+        watching = asyncio.create_task(_end_turn(home, queue, stop, is_stopping))
+        try:
+            await turn.run(queue, stop)
+        finally:
+            await end_tasks([watching])
+
+
+async def expire_batches(settings: TasksSettings, queue: str) -> None:
+    """Remove files and batches whose time is over, and what crashes left in the storage."""
+    async with _clients(settings) as clients:
+        store, storage = BatchStore(clients.of(queue)), open_storage(settings)
+        removed = await remove_expired(store, storage)
+        leftovers = await remove_leftovers(store, storage)
+        logger.debug("batches expired", removed=removed, leftovers=leftovers)
+
+
+def open_storage(settings: TasksSettings) -> FileStorage:
+    """Return the storage of the settings; raise `InferqError` if there is none."""
+    if settings.batch_storage is None:
+        raise InferqError("there are batches, and no INFERQ_BATCH_STORAGE")
+    return FileStorage(settings.batch_storage, endpoint_url=settings.batch_storage_endpoint)
+
+
+@asynccontextmanager
+async def _clients(settings: TasksSettings) -> AsyncIterator[QueueClients]:
+    clients = QueueClients(
+        lambda queue: AsyncClient(
+            settings.redis_url.get_secret_value(),
+            queue,
+            partitions=settings.partitions,
+            queue_limit=settings.queue_limit,
+            retention_s=RETENTION_S,
+        )
+    )
+    try:
+        yield clients
+    finally:
+        await clients.aclose()
+
+
+async def _end_turn(
+    client: AsyncClient, queue: str, stop: asyncio.Event, is_stopping: Callable[[], bool]
+) -> None:
+    """Set `stop` when the process is to end, the turn has lasted, or others wait for theirs."""
+    began = time.monotonic()
+    while not is_stopping():
+        lasted_s = time.monotonic() - began
+        if lasted_s > LONGEST_TURN_S:
+            break
+        if lasted_s > SHORTEST_TURN_S and await _others_wait(client, queue):
+            break
+        await asyncio.sleep(_LOOK_S)
+    stop.set()
+
+
+async def _others_wait(client: AsyncClient, queue: str) -> bool:
+    try:
+        waiting = await client.run(
+            lambda redis: redis.llen(TaskKeys(queue).waiting),  # type: ignore[arg-type,return-value]
+            slot_key=TaskKeys.PREFIX,
+        )
+    except ServerLost:
+        return False
+    return waiting > 0

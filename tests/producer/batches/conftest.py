@@ -1,0 +1,215 @@
+"""Batches before a worker whose engine is a stand-in, and storages.
+
+- `start_stand_in(**options)`  a worker of `queue` that serves the model `stand-in`
+- `storage_url`, `storage`  a folder
+- `s3_url`, `s3_endpoint`  a bucket of moto's server, in this process
+- `client`, `store`  the SDK's client, and the records
+- `make_batch(lines)`  uploads lines and makes a batch of them
+- `run_turn()`  what a tasks process does, in the test's own
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from inferq.producer import AsyncClient
+from inferq.producer.batches.answering import RETENTION_S
+from inferq.producer.batches.models import QueueClients
+from inferq.producer.batches.records import (
+    BatchRecord,
+    FileRecord,
+    Terms,
+    new_batch_id,
+    new_file_id,
+)
+from inferq.producer.batches.storage import FileStorage
+from inferq.producer.batches.store import BatchStore
+from inferq.producer.batches.turns import BatchTurn, TurnPlan
+
+MODEL = "stand-in"
+CHAT = "/v1/chat/completions"
+#: Generous: the machine may be busy.
+TIMEOUT_S = 90
+
+
+def _stand_in() -> ModuleType:
+    name = "gateway_stand_in"
+    if name not in sys.modules:
+        path = Path(__file__).parents[1] / "gateway" / "stand_in.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(smollm2: Path) -> Any:
+    return _stand_in().load_tokenizer(smollm2)
+
+
+@pytest.fixture
+def start_stand_in(valkey_url: str, queue: str, tokenizer: Any) -> Iterator[Callable[..., Any]]:
+    started: list[Any] = []
+
+    def start(*, queue: str = queue, url: str = valkey_url, **options: Any) -> Any:
+        worker = _stand_in().StandInWorker(url, queue, tokenizer, **options)
+        started.append(worker.start())
+        return worker
+
+    yield start
+    for worker in started:
+        worker.stop()
+
+
+@pytest.fixture
+def start_gateway(valkey_url: str, queue: str) -> Iterator[Callable[..., Any]]:
+    """Start gateways of `queue`, with further settings."""
+    from inferq.producer.gateway.settings import GatewaySettings
+
+    started: list[Any] = []
+
+    def start(**settings: Any) -> Any:
+        given = {
+            "redis_url": valkey_url,
+            "queues": (queue,),
+            "port": 0,
+            "poll_interval_s": 0.1,
+            **settings,
+        }
+        running = _stand_in().RunningGateway(GatewaySettings(**given))
+        started.append(running.start())
+        return running
+
+    yield start
+    for running in started:
+        running.stop()
+
+
+@pytest.fixture
+def storage_url(tmp_path: Path) -> str:
+    return str(tmp_path / "files")
+
+
+@pytest.fixture
+def storage(storage_url: str) -> FileStorage:
+    return FileStorage(storage_url)
+
+
+@pytest.fixture
+def store(client: AsyncClient) -> BatchStore:
+    return BatchStore(client)
+
+
+def chat_line(custom_id: str, **body: Any) -> dict[str, Any]:
+    """A line of a batch: a chat of one message."""
+    given = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": f"Say {custom_id}."}],
+        "max_tokens": 3,
+        "seed": 1,
+        **body,
+    }
+    return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": given}
+
+
+@pytest.fixture
+def line_of() -> Callable[..., dict[str, Any]]:
+    """`chat_line(custom_id, **body)`."""
+    return chat_line
+
+
+def encode_lines(lines: list[Any]) -> bytes:
+    """Lines as JSONL; bytes as they are."""
+    return b"".join(
+        (line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines
+    )
+
+
+@pytest.fixture
+def make_batch(
+    store: BatchStore, storage: FileStorage, queue: str
+) -> Callable[..., Awaitable[BatchRecord]]:
+    """Upload lines (or bytes) and make a batch of them."""
+
+    async def make(
+        lines: list[Any] | bytes,
+        *,
+        seconds: int = 3600,
+        endpoint: str = CHAT,
+        storage: FileStorage = storage,
+        terms: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> BatchRecord:
+        data = lines if isinstance(lines, bytes) else encode_lines(lines)
+        now = int(time.time())
+        file = FileRecord(
+            id=new_file_id(), bytes=len(data), created_at=now, filename="in", purpose="batch"
+        )
+        async with storage.writer(file.id) as writer:
+            await writer.write(data)
+            await writer.commit()
+        await store.create_file(file)
+        batch = BatchRecord(
+            id=new_batch_id(),
+            endpoint=endpoint,
+            input_file_id=file.id,
+            created_at=now,
+            expires_at=now + seconds,
+            terms=Terms(**{"queues": (queue,), **(terms or {})}),
+            **fields,
+        )
+        await store.create_batch(batch)
+        return batch
+
+    return make
+
+
+@pytest.fixture
+async def run_turn(
+    valkey_url: str, queue: str, store: BatchStore, storage: FileStorage
+) -> AsyncIterator[Callable[..., Awaitable[None]]]:
+    """Run what is due, until there is no more or `stop` is set."""
+    clients = QueueClients(lambda name: AsyncClient(valkey_url, name, retention_s=RETENTION_S))
+
+    async def run(
+        stop: asyncio.Event | None = None, *, storage: FileStorage = storage, **options: Any
+    ) -> None:
+        given = {"window": 32, "lease_s": 10.0, "file_age_s": 86_400, **options}
+        plan = TurnPlan(store=store, storage=storage, clients=clients, **given)
+        async with asyncio.timeout(TIMEOUT_S):
+            await BatchTurn(plan).run(queue, stop or asyncio.Event())
+
+    yield run
+    await clients.aclose()
+
+
+@pytest.fixture
+def read_lines(
+    store: BatchStore, storage: FileStorage
+) -> Callable[..., Awaitable[list[dict[str, Any]]]]:
+    """The lines of a file that a batch made; none without a file."""
+
+    async def read(file_id: str | None, storage: FileStorage = storage) -> list[dict[str, Any]]:
+        if file_id is None:
+            return []
+        data = b"".join([chunk async for chunk in storage.read(file_id)])
+        record = await store.file(file_id)
+        assert record is not None
+        assert record.bytes == len(data)
+        assert record.purpose == "batch_output"
+        return [json.loads(line) for line in data.splitlines()]
+
+    return read
