@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,9 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "inferq.producer": ({"redis", "msgpack"}, {"inferq.protocol"}),
     "inferq.producer.queue_metrics": (
         {"prometheus_client"}, {"inferq.producer", "inferq.protocol", "inferq.runtime"},
+    ),
+    "inferq.producer.batches": (
+        {"structlog", "redis", "fsspec", "s3fs", "orjson"}, {"inferq.protocol", "inferq.producer"},
     ),
     "inferq.producer.gateway": (
         SETTINGS
@@ -147,6 +151,14 @@ def test_the_engine_takes_only_errors_parameters_and_records_from_the_protocol(
     for target in targets_of(module):
         if is_within(target, "inferq.protocol"):
             assert target in ENGINE_PROTOCOL, f"{module} imports {target}"
+
+
+def test_batches_are_run_without_a_web_server() -> None:
+    modules = [m for m in MODULES if is_within(m, "inferq.producer.batches")]
+    program = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    loaded = {name.split(".")[0] for name in run.stdout.decode().split()}
+    assert not loaded & {"starlette", "fastapi", "uvicorn", "s3fs", "torch", "transformers"}
 
 
 @pytest.mark.parametrize("module", MODULES)
