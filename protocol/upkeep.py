@@ -44,6 +44,10 @@ class UpkeepScripts(QueueScripts):
         rows = await self._read(self._redis.xrange(self.keys.outbox, count=count))
         return [OutboxEntry.from_fields(entry.decode(), fields) for entry, fields in rows]
 
+    async def outbox_length(self) -> int:
+        """Return how many ends no one has moved on."""
+        return int(await self._read(self._redis.xlen(self.keys.outbox)))
+
     async def remove_from_outbox(self, entry_ids: Sequence[str]) -> None:
         """Take ends out that have been moved on; a second time does nothing."""
         if entry_ids:

@@ -189,6 +189,10 @@ class DeliveryStore:
 
         return await self._server.call(lambda: count(self._server.commands))
 
+    async def count_dead(self) -> int:
+        """Return how many deliveries were given up and are kept."""
+        return int(await self._server.call(lambda: self._server.commands.zcard(self._keys.dead)))
+
     async def dead(self, *, most: int = MAX_DEAD) -> list[DeadDelivery]:
         """Return the deliveries that were given up last, newest first."""
 

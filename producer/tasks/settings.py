@@ -122,7 +122,7 @@ class TasksSettings(BatchSettings):
         description="Seconds without a sign of life after which a batch goes to another process.",
     )
     health_port: int = Field(
-        0, ge=0, le=65_535, description="Port that answers /livez and /readyz; 0: none."
+        0, ge=0, le=65_535, description="Port that answers /livez, /readyz and /metrics; 0: none."
     )
     health_host: str | None = Field(
         None, min_length=1, description="Address of the health port; default: all."
