@@ -59,7 +59,7 @@ class TurnPlan:
     lease_s: float
     file_age_s: int
     #: Told of lines whose answers are kept: how many succeeded, and failed.
-    on_kept: Callable[[int, int], None]
+    on_kept: Callable[[int, int], None] | None = None
 
     @property
     def lease_ms(self) -> int:
