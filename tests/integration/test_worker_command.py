@@ -51,7 +51,7 @@ def test_a_model_that_is_not_there_is_named(valkey_url: str, tmp_path: Path) -> 
     missing = str(tmp_path / "nothing")
     code, message, _ = run_worker("--model", missing, "--redis-url", valkey_url)
     assert code == 2
-    assert message.startswith("inferq: model:")
+    assert message.splitlines()[-1].startswith("inferq: model:")
     assert missing in message
     assert "Traceback" not in message
 
