@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from inferq.producer.batches.records import INPUT_PURPOSE, FileRecord, new_file_id
+from inferq.producer.batches.surveys import MAX_FILE_BYTES
 from inferq.producer.gateway.admission.access import Access
 from inferq.producer.gateway.answers.batch_objects import file_object, listed
 from inferq.producer.gateway.batch_files import BatchFiles, batch_files, storage_errors
@@ -21,8 +22,6 @@ from inferq.protocol.errors import InvalidRequestError
 
 router = APIRouter(tags=["batches"])
 
-#: Longest file in bytes.
-MAX_FILE_BYTES: Final = 200 * 2**20
 #: Most files in one answer, as OpenAI has it.
 MAX_LISTED: Final = 10_000
 
