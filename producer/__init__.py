@@ -18,10 +18,11 @@ Imports the standard library, redis and `inferq.protocol` only.
 from inferq.producer.admin import QueueAdmin
 from inferq.producer.async_client import AsyncClient, AsyncJobHandle
 from inferq.producer.client import Client, JobHandle, JobStream
-from inferq.producer.prompt import ChatInput, PromptInput, PromptOptions
+from inferq.producer.prompt import PromptInput, PromptOptions
 from inferq.producer.result import JobOutput, JobResult, TokenizedPrompt
 from inferq.producer.stream import StreamEvent, TokenStream
 from inferq.producer.workers import WorkerInfo
+from inferq.protocol.prompt_inputs import ChatInput
 
 __all__ = [
     "AsyncClient",

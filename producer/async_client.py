@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from inferq.producer.partitions import Partitions, choose_partition
 from inferq.producer.probe import Probe
-from inferq.producer.prompt import ChatInput, PromptInput, PromptOptions, to_prompt
+from inferq.producer.prompt import PromptInput, PromptOptions, to_prompt
 from inferq.producer.reader import ReaderPool
 from inferq.producer.request import (
     check_idempotency_key,
@@ -44,6 +44,7 @@ from inferq.protocol.errors import (
 from inferq.protocol.keys import Lane, partition_of
 from inferq.protocol.messages import Job, Task
 from inferq.protocol.params import SamplingParams
+from inferq.protocol.prompt_inputs import ChatInput
 from inferq.protocol.replies import CancelOutcome, JobStatus, QueueLength
 from inferq.protocol.scripts import QueueScripts
 from inferq.protocol.trace_context import TraceContext

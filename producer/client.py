@@ -21,7 +21,7 @@ from inferq.producer.async_client import (
     AsyncClient,
 )
 from inferq.producer.loop_thread import LoopThread
-from inferq.producer.prompt import ChatInput, PromptInput, PromptOptions
+from inferq.producer.prompt import PromptInput, PromptOptions
 from inferq.producer.result import JobResult, TokenizedPrompt
 from inferq.producer.stream import StreamEvent, TokenStream
 from inferq.producer.tracing import current_trace
@@ -30,6 +30,7 @@ from inferq.protocol.errors import InferqError
 from inferq.protocol.keys import Lane, partition_of
 from inferq.protocol.messages import Terminal
 from inferq.protocol.params import SamplingParams
+from inferq.protocol.prompt_inputs import ChatInput
 from inferq.protocol.replies import CancelOutcome, JobStatus, QueueLength
 from inferq.protocol.trace_context import TraceContext
 from inferq.protocol.webhooks import Webhook

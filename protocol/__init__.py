@@ -7,6 +7,7 @@ only: never torch, transformers or settings, so that every client can afford it.
 - `params`    `SamplingParams`, checked where it is made
 - `keys`      every Redis key name, once
 - `messages`  the job and event messages, with bounded decoding; `prompts` what a job asks about
+- `prompt_inputs`  prompts of the plain maps and lists that callers give
 - `trace_context`  in whose trace a job was submitted
 - `json_values`  JSON inside messages, bounded
 - `output_log`  the outputs of one job as they grow, and the events made of them

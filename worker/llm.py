@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import operator
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex, cast
+from typing import Any, SupportsIndex, Unpack, cast
 
 from tqdm.auto import tqdm
 
 from inferq.protocol.errors import InvalidRequestError, MissingExtraError
 from inferq.protocol.messages import (
     ChatMessage,
-    ChatPrompt,
     FinishReason,
     Prompt,
     TextPrompt,
@@ -26,6 +24,13 @@ from inferq.protocol.messages import (
 from inferq.protocol.output_log import JobLog, OutputLog
 from inferq.protocol.param_checks import check_integer
 from inferq.protocol.params import SamplingParams
+from inferq.protocol.prompt_inputs import (
+    ChatInput,
+    ChatOptions,
+    chat_prompt,
+    check_list,
+    token_prompt,
+)
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.requests.request import prepare_request
 from inferq.worker.engine.requests.sequence import EngineRequest
@@ -46,7 +51,7 @@ from inferq.worker.outputs import (
 #: One prompt as `LLM.generate` takes it.
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 #: One conversation as `LLM.chat` takes it.
-Conversation = Sequence[Mapping[str, str]]
+Conversation = Sequence[ChatInput]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +148,16 @@ class LLM:
         *,
         use_tqdm: bool = True,
         adapter: str | Sequence[str | None] | None = None,
+        **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
-        """Answer each conversation (a list of `{"role": …, "content": …}`), as `generate` does."""
-        _check_list("messages", messages)
-        one = bool(messages) and isinstance(messages[0], Mapping)
+        """Answer each conversation (a list of `{"role": …, "content": …}`), as `generate` does.
+
+        `options` (`ChatOptions`: tools, names for the template, how the prompt ends) are for all.
+        """
+        check_list("messages", messages)
+        one = bool(messages) and isinstance(messages[0], (Mapping, ChatMessage))
         conversations: Any = [messages] if one else messages
-        inputs = [_Input(_parse_conversation(conversation)) for conversation in conversations]
+        inputs = [_Input(chat_prompt(conversation, **options)) for conversation in conversations]
         inputs = self._with_adapters(inputs, adapter)
         return self._run(inputs, sampling_params, None, use_tqdm=use_tqdm)
 
@@ -283,7 +292,7 @@ class LLM:
     ) -> list[_Input]:
         if adapters is None or isinstance(adapters, str):
             adapters = [adapters] * len(inputs)
-        _check_list("adapter", adapters)
+        check_list("adapter", adapters)
         if len(adapters) != len(inputs):
             raise InvalidRequestError(
                 f"{len(adapters)} given for {len(inputs)} prompts", field="adapter"
@@ -301,7 +310,7 @@ class LLM:
         if isinstance(prompt, Mapping):
             return self._parse_map(dict(prompt))
         if isinstance(prompt, (list, tuple)):
-            return _Input(_token_prompt(prompt))
+            return _Input(token_prompt(prompt))
         return self._parse_text(prompt)
 
     def _parse_map(self, prompt: dict[str, Any]) -> _Input:
@@ -311,7 +320,8 @@ class LLM:
             case {"prompt": text, **rest} if not rest:
                 parsed = self._parse_text(text)
             case {"prompt_token_ids": token_ids, **rest} if not rest:
-                parsed = _Input(_token_prompt(token_ids))
+                check_list("prompt_token_ids", token_ids)
+                parsed = _Input(token_prompt(token_ids))
             case _:
                 raise InvalidRequestError(
                     "a prompt given as a map has the key prompt or prompt_token_ids, and perhaps "
@@ -337,35 +347,8 @@ def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> Sequence[PromptInp
         case [first, *_] if isinstance(first, SupportsIndex):  # one prompt of token ids
             return [cast("PromptInput", prompts)]
         case _:
-            _check_list("prompts", prompts)
+            check_list("prompts", prompts)
             return cast("Sequence[PromptInput]", prompts)
-
-
-def _check_list(field: str, value: object) -> None:
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise InvalidRequestError(f"must be a list, not {type(value).__name__}", field=field)
-
-
-def _token_prompt(token_ids: Any) -> TokenPrompt:
-    """Return a prompt of token ids; numpy's integers are taken as well."""
-    _check_list("prompt_token_ids", token_ids)
-    return TokenPrompt(tuple(_token_id(item) for item in token_ids))
-
-
-def _token_id(item: Any) -> Any:
-    is_other_integer = isinstance(item, SupportsIndex) and not isinstance(item, int)
-    return operator.index(item) if is_other_integer else item
-
-
-def _parse_conversation(messages: Any) -> ChatPrompt:
-    _check_list("messages", messages)
-    return ChatPrompt(tuple(_parse_message(message) for message in messages))
-
-
-def _parse_message(message: Mapping[str, str]) -> ChatMessage:
-    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
-        raise InvalidRequestError("a message has the keys role and content", field="messages")
-    return ChatMessage(message["role"], message["content"])
 
 
 def _params_for(
@@ -373,7 +356,7 @@ def _params_for(
 ) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
-    _check_list("sampling_params", params)
+    check_list("sampling_params", params)
     for each in params:
         if not isinstance(each, SamplingParams):
             raise InvalidRequestError(
@@ -389,7 +372,7 @@ def _params_for(
 def _priorities_for(inputs: Sequence[_Input], priorities: Sequence[int] | None) -> Sequence[int]:
     if priorities is None:
         return [0] * len(inputs)
-    _check_list("priority", priorities)
+    check_list("priority", priorities)
     if len(priorities) != len(inputs):
         raise InvalidRequestError(
             f"{len(priorities)} given for {len(inputs)} prompts", field="priority"

@@ -43,7 +43,13 @@ def test_a_model_that_is_no_name_is_refused(model: Any) -> None:
         (lambda llm: llm.chat({"role": "user", "content": "x"}), "messages"),
         (lambda llm: llm.chat("x"), "messages"),
         (lambda llm: llm.chat([5]), "messages"),
-        (lambda llm: llm.chat([{"role": "user"}]), "messages"),
+        (lambda llm: llm.chat([{"role": "user"}]), "messages.content"),
+        (lambda llm: llm.chat([{"role": "user", "content": "x", "audio": 1}]), "messages.audio"),
+        (lambda llm: llm.chat([{"role": "user", "content": "x"}], tools="x"), "tools"),
+        (
+            lambda llm: llm.chat([{"role": "user", "content": "x"}], continue_final_message=True),
+            "continue_final_message",
+        ),
         (lambda llm: llm.generate("x", 5), "sampling_params"),
         (lambda llm: llm.generate("x", {"temperature": 0}), "sampling_params"),
         (lambda llm: llm.generate(["x"], [None]), "sampling_params"),
@@ -67,3 +73,19 @@ def test_numpy_integers_are_token_ids(llm: LLM) -> None:
         (output,) = llm.generate(prompt, params, use_tqdm=False)
         assert output.prompt_token_ids == [5, 6, 7]
         assert all(type(i) is int for i in output.prompt_token_ids)
+
+
+def test_a_conversation_is_rendered_as_its_options_ask(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello th"}]
+    params = SamplingParams(temperature=0, max_tokens=1)
+    tokenizer = llm.get_tokenizer()
+
+    def prompt(**options: Any) -> str:
+        (output,) = llm.chat(messages, params, use_tqdm=False, **options)
+        return tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+
+    begun = prompt()
+    assert begun.endswith("<|im_start|>assistant\n")
+    opened = prompt(add_generation_prompt=False, continue_final_message=True)
+    assert opened.endswith("<|im_start|>assistant\nHello th")
+    assert begun.startswith(opened)
