@@ -14,7 +14,7 @@ from inferq.producer.gateway.requests.chat import ask_chat
 from inferq.producer.gateway.requests.completion import ask_completion
 from inferq.producer.gateway.requests.delivery import requested_lane
 from inferq.producer.gateway.requests.parsing import parse_object, validate
-from inferq.producer.gateway.requests.schemas import ChatBody, CompletionBody
+from inferq.producer.gateway.requests.schemas import ChatBody, CompletionBody, GenerationBody
 from inferq.producer.gateway.requests.submission import Asked
 from inferq.protocol.errors import InvalidRequestError
 
@@ -114,8 +114,18 @@ class LineChecks:
             raise LineRefused(envelope.custom_id, answer) from None
 
     def _ask(self, envelope: Envelope) -> Asked:
-        kind = ChatBody if self._endpoint == _CHAT else CompletionBody
-        body = validate(self._with_model(envelope), kind)
+        given = self._with_model(envelope)
+        if self._endpoint == _CHAT:
+            chat = validate(given, ChatBody)
+            asked = ask_chat(chat, self._check(chat), self._terms)
+        else:
+            completion = validate(given, CompletionBody)
+            asked = ask_completion(completion, self._check(completion), self._terms)
+        asked.token_bound(max_outputs=self._terms.max_outputs, max_model_len=0)
+        return asked
+
+    def _check(self, body: GenerationBody) -> str:
+        """Return the body's model, if it asks for nothing that a batch cannot do."""
         if body.stream:
             raise InvalidRequestError("is not supported in a batch", field="stream")
         if body.cancel_on_disconnect:
@@ -126,19 +136,13 @@ class LineChecks:
             raise InvalidRequestError(
                 f"asks for the {lane} lane, and a batch goes by {self._terms.lane}", field=field
             )
-        if body.model != self._model:
+        if body.model is None or body.model != self._model:
             raise BadRequest(
                 f"The batch's model is {self._model!r}; a batch has one model.",
                 param="model",
                 code="mismatched_model",
             )
-        asked = (
-            ask_chat(body, body.model, self._terms)
-            if isinstance(body, ChatBody)
-            else ask_completion(body, body.model, self._terms)
-        )
-        asked.token_bound(max_outputs=self._terms.max_outputs, max_model_len=0)
-        return asked
+        return body.model
 
     def _with_model(self, envelope: Envelope) -> dict[str, Any]:
         body = envelope.body

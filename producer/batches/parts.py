@@ -17,13 +17,13 @@ class Gathered:
     errors: list[bytes] = field(default_factory=list)
     #: The jobs behind them, whose results need not be kept longer than until then.
     job_ids: list[str] = field(default_factory=list)
-    bytes: int = 0
+    size: int = 0
 
     def add(self, entry: bytes, *, is_success: bool, job_ids: Sequence[str]) -> None:
         """Take a line."""
         (self.output if is_success else self.errors).append(entry)
         self.job_ids.extend(job_ids)
-        self.bytes += len(entry)
+        self.size += len(entry)
 
     def __len__(self) -> int:
         return len(self.output) + len(self.errors)

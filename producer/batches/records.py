@@ -13,6 +13,9 @@ from typing import Any, Final, Self
 from inferq.protocol.keys import Lane
 from inferq.protocol.wire import text
 
+#: What Redis returns of a hash.
+Hash = Mapping[bytes, bytes]
+
 #: Where a batch's requests may go.
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
 #: Purposes that a file may have: uploaded as input, or made by a batch.
@@ -86,7 +89,7 @@ class FileRecord:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def from_hash(cls, fields: Mapping[bytes, bytes]) -> Self | None:
+    def from_hash(cls, fields: Hash) -> Self | None:
         """Rebuild it; None for a hash that is not there."""
         if b"id" not in fields:
             return None
@@ -217,7 +220,7 @@ class BatchRecord:
         return {name: value for name, value in fields.items() if value is not None}
 
     @classmethod
-    def from_hash(cls, fields: Mapping[bytes, bytes]) -> Self | None:
+    def from_hash(cls, fields: Hash) -> Self | None:
         """Rebuild it; None for a hash that is not there."""
         if b"id" not in fields:
             return None
@@ -269,11 +272,11 @@ def encode_faults(faults: Sequence[FileFault]) -> str:
     return json.dumps([asdict(fault) for fault in faults[:MAX_FAULTS]])
 
 
-def _text(fields: Mapping[bytes, bytes], name: bytes) -> Any:
+def _text(fields: Hash, name: bytes) -> Any:
     value = fields.get(name)
     return None if value is None else value.decode()
 
 
-def _number(fields: Mapping[bytes, bytes], name: bytes) -> Any:
+def _number(fields: Hash, name: bytes) -> Any:
     value = fields.get(name)
     return None if value is None else int(value)

@@ -23,8 +23,9 @@ from inferq.producer.batches.line_reader import InputLine, read_lines
 from inferq.producer.batches.lines import LineChecks, LineRefused, LineRequest
 from inferq.producer.batches.outcomes import Answered, Outcome, encode_outcome
 from inferq.producer.batches.parts import Gathered, write_part
+from inferq.producer.batches.records import Counts
 from inferq.producer.batches.storage import FileStorage, StorageError
-from inferq.producer.batches.windows import Tracker, Window
+from inferq.producer.batches.windows import Position, Tracker, Window
 from inferq.producer.server import end_tasks, jitter
 from inferq.protocol.errors import ServerLost
 
@@ -114,11 +115,11 @@ class BatchRunner:
             await asyncio.wait((reading, writing, others[0]), return_when=asyncio.FIRST_COMPLETED)
             is_complete = reading.done()
             await end_tasks([reading])
-            if is_complete:
-                reading.result()
             self._is_over = True
             self._is_due.set()
             await writing
+            if is_complete:
+                reading.result()
             return is_complete
         finally:
             await end_tasks([reading, writing, *others])
@@ -171,9 +172,9 @@ class BatchRunner:
         self._gathered.add(entry, is_success=outcome.is_success, job_ids=outcome.job_ids)
         self._tracker.finish(number)
         self._count(outcome)
-        if len(self._gathered) >= PART_LINES or self._gathered.bytes >= PART_BYTES:
+        if len(self._gathered) >= PART_LINES or self._gathered.size >= PART_BYTES:
             self._is_due.set()
-        if self._gathered.bytes >= 2 * PART_BYTES:
+        if self._gathered.size >= 2 * PART_BYTES:
             self._has_room.clear()
         await asyncio.sleep(0)
 
@@ -211,7 +212,7 @@ class BatchRunner:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                await self._save(gathered, position=position, counts=counts)
+                await self._save(gathered, position, counts)
                 break
             except (StorageError, ServerLost) as error:
                 if stop.is_set():
@@ -222,17 +223,16 @@ class BatchRunner:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         await forget_jobs(self._plan.client, gathered.job_ids)
 
-    async def _save(self, gathered: Gathered, **changes: object) -> None:
+    async def _save(self, gathered: Gathered, position: Position, counts: Counts) -> None:
         plan, before = self._plan, self._saved.parts
         part = await write_part(
             plan.storage, plan.folder, len(before) + 1, plan.journal.token, gathered
         )
-        checkpoint = replace(self._saved, reached=self.reached, parts=(*before, part), **changes)
+        checkpoint = Checkpoint(position, counts, self.reached, (*before, part))
         await plan.journal.save(checkpoint)
-        kept, earlier = checkpoint.counts, self._saved.counts
-        self._saved = checkpoint
+        earlier, self._saved = self._saved.counts, checkpoint
         if plan.on_kept is not None:
-            plan.on_kept(kept.completed - earlier.completed, kept.failed - earlier.failed)
+            plan.on_kept(counts.completed - earlier.completed, counts.failed - earlier.failed)
 
 
 def _weight_of(request: LineRequest, size: int) -> int:

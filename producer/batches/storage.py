@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeVar
 
@@ -68,12 +69,11 @@ class StoredName:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Build from a row of fsspec's listing."""
-        changed = row.get("mtime") or row.get("LastModified")
-        if isinstance(changed, datetime):
-            changed = changed.timestamp()
-        is_folder = row["type"] == "directory" or changed is None
         name = str(row["name"]).rstrip("/").rpartition("/")[2]
-        return cls(name, None if is_folder else float(changed))
+        if row["type"] == "directory":
+            return cls(name, None)
+        changed: float | datetime = row["mtime"] if "mtime" in row else row["LastModified"]
+        return cls(name, changed.timestamp() if isinstance(changed, datetime) else changed)
 
 
 class FileStorage:
@@ -127,10 +127,7 @@ class FileStorage:
         size = await self.size(name)
         while offset < size:
             end = min(offset + READ_BYTES, size)
-            start = offset
-            data: bytes = await self._call(
-                lambda files, start=start, end=end: files.cat_file(path, start=start, end=end)
-            )
+            data = await self._call(partial(_read_range, path=path, start=offset, end=end))
             if not data:
                 raise StorageError(f"{name} ends at byte {offset} of {size}")
             yield data
@@ -240,6 +237,11 @@ def _s3_options(endpoint_url: str | None) -> dict[str, Any]:
             "read_timeout": S3_READ_TIMEOUT_S,
         },
     }
+
+
+def _read_range(files: Any, *, path: str, start: int, end: int) -> bytes:
+    data: bytes = files.cat_file(path, start=start, end=end)
+    return data
 
 
 class _BlockingWriter(Protocol):

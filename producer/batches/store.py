@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -309,7 +309,10 @@ class BatchStore:
 
         async def read(redis: Redis) -> list[bytes]:
             now = await _now_ms(redis)
-            return await redis.zrangebyscore(self._keys.expiring, "-inf", now, start=0, num=most)
+            found: Any = await redis.zrangebyscore(
+                self._keys.expiring, "-inf", now, start=0, num=most
+            )
+            return list(found)
 
         return [text(each) for each in await self._run(read)]
 
@@ -354,9 +357,8 @@ class BatchStore:
             first = place + 1
         found: list[R] = []
         while len(found) <= limit:
-            rows = await self._run(
-                lambda redis, first=first: _rows(redis, index, first, order, key_of)  # type: ignore[misc]
-            )
+            read = partial(_rows, index=index, first=first, order=order, key_of=key_of)
+            rows = await self._run(read)
             records = [build(row) for row in rows]
             found += [record for record in records if record is not None and wanted(record)]
             first += _READ_AT_ONCE
@@ -368,7 +370,8 @@ class BatchStore:
         async def read(redis: Any) -> dict[bytes, bytes]:
             return dict(await redis.hgetall(key))
 
-        return await self._run(read)
+        found: dict[bytes, bytes] = await self._run(read)
+        return found
 
     async def _run(self, operation: Callable[[Redis], Any]) -> Any:
         return await self._client.run(operation, slot_key=BatchKeys.PREFIX)
@@ -389,7 +392,7 @@ async def _rank(redis: Any, index: str, member: str, order: Order) -> int | None
 
 
 async def _rows(
-    redis: Any, index: str, first: int, order: Order, key_of: Callable[[str], str]
+    redis: Any, *, index: str, first: int, order: Order, key_of: Callable[[str], str]
 ) -> list[dict[bytes, bytes]]:
     read = redis.zrange if order == "asc" else redis.zrevrange
     members = await read(index, first, first + _READ_AT_ONCE - 1)

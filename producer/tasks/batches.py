@@ -123,7 +123,7 @@ async def _end_turn(
 async def _others_wait(client: AsyncClient, queue: str) -> bool:
     try:
         waiting = await client.run(
-            lambda redis: redis.llen(TaskKeys(queue).waiting),  # type: ignore[arg-type,return-value]
+            lambda redis: redis.llen(TaskKeys(queue).waiting),
             slot_key=TaskKeys.PREFIX,
         )
     except ServerLost:

@@ -120,7 +120,7 @@ class SafeWorker(SimpleWorker):
         """Let the task under way come to its end, and perform no more."""
         if self.on_stop is not None:
             self.on_stop()
-        super().request_stop(signum, frame)
+        super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
     def subscribe(self) -> None:
         """Listen to nobody."""
