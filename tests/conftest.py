@@ -94,6 +94,12 @@ def collector() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def metrics_text() -> ModuleType:
+    """`metrics_text.py`: scrapes, and the page that documents them."""
+    return _module("metrics_text")
+
+
+@pytest.fixture(scope="session")
 def pack_awq() -> Callable[..., Any]:
     """`pack_awq` of `awq_packing.py`: float weights to AWQ's tensors."""
     packer: Callable[..., Any] = _module("awq_packing").pack_awq
