@@ -297,7 +297,10 @@ class _BucketWriter:
         self._file.commit()
 
     def abort(self) -> None:
-        self._file.discard()
+        try:
+            self._file.discard()
+        finally:
+            self._file.closed = True  # or it would upload what it holds once it is collected
 
 
 class _ThreadedWriter:

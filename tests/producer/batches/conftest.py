@@ -2,7 +2,7 @@
 
 - `start_stand_in(**options)`  a worker of `queue` that serves the model `stand-in`
 - `storage_url`, `storage`  a folder
-- `s3_url`, `s3_endpoint`  a bucket of moto's server, in this process
+- `s3_storage`  a bucket of moto's server, in this process
 - `client`, `store`  the SDK's client, and the records
 - `make_batch(lines)`  uploads lines and makes a batch of them
 - `run_turn()`  what a tasks process does, in the test's own
@@ -15,6 +15,7 @@ import importlib.util
 import json
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -213,3 +214,27 @@ def read_lines(
         return [json.loads(line) for line in data.splitlines()]
 
     return read
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The URL of an S3 in this process, with a bucket `batches`."""
+    from moto.server import ThreadedMotoServer
+
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            environment.setenv(name, "testing")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        endpoint = f"http://{host}:{port}"
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/batches", method="PUT")).close()
+        yield endpoint
+        server.stop()
+
+
+@pytest.fixture
+def s3_storage(s3_endpoint: str, queue: str) -> FileStorage:
+    """A storage that no other test uses."""
+    return FileStorage(f"s3://batches/{queue}", endpoint_url=s3_endpoint)
