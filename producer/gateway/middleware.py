@@ -25,6 +25,8 @@ PUBLIC_PATHS: Final = frozenset(
     }
 )
 PUBLIC_PREFIX: Final = "/static/"
+#: Paths that the status page asks for every second.
+STATUS_PREFIX: Final = "/status/"
 
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
 
@@ -94,7 +96,8 @@ def is_public(path: str) -> bool:
 
 def _log(scope: Scope, status: int, seconds: float) -> None:
     path: str = scope["path"]
-    log = access_logger.debug if is_public(path) else access_logger.info
+    is_quiet = is_public(path) or path.startswith(STATUS_PREFIX)
+    log = access_logger.debug if is_quiet else access_logger.info
     access: Any = scope["state"].get("access")
     log(
         "request",

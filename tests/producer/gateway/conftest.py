@@ -42,7 +42,7 @@ FLAGS = (
     "--disable-sync",
 )
 #: For a machine that others use too.
-PATIENCE_MS = 30_000
+PATIENCE_MS = 90_000
 
 
 def _load_stand_in() -> ModuleType:
@@ -175,6 +175,7 @@ def open_tab(browser: Browser) -> Callable[..., Iterator[Page]]:
 
 
 def _tab(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
+    origin = "/".join(url.split("/")[:3])
     complaints: list[str] = []
     foreign: list[str] = []
 
@@ -192,7 +193,7 @@ def _tab(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
         context.on(
             "request",
             lambda request: (
-                foreign.append(request.url) if not request.url.startswith(url) else None
+                foreign.append(request.url) if not request.url.startswith(origin) else None
             ),
         )
         page.goto(url)
