@@ -128,24 +128,45 @@ def test_a_section_ends_with_its_time(tmp_path: Path) -> None:
     assert any("the time was used up" in record["error"] for record in worker.records())
 
 
-class FakeEvent:
-    """A CUDA event that reads the host's clock."""
+class FakeDevice:
+    """A device whose clock moves by what runs on it."""
 
-    def __init__(self, *, enable_timing: bool) -> None:
-        self.at = 0.0 if enable_timing else float("nan")
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def run(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def event(self, *, enable_timing: bool) -> FakeEvent:
+        assert enable_timing
+        return FakeEvent(self)
+
+    def graph(self) -> FakeGraph:
+        return FakeGraph(self)
+
+
+class FakeEvent:
+    """A CUDA event that reads the device's clock."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._device = device
+        self._at = float("nan")
 
     def record(self) -> None:
-        self.at = time.perf_counter()
+        self._at = self._device.seconds
 
     def elapsed_time(self, other: FakeEvent) -> float:
-        return 1e3 * (other.at - self.at)
+        return 1e3 * (other._at - self._at)
 
 
 class FakeGraph:
     """A captured graph whose replay takes 3 ms."""
 
+    def __init__(self, device: FakeDevice) -> None:
+        self._device = device
+
     def replay(self) -> None:
-        time.sleep(0.003)
+        self._device.run(0.003)
 
     def reset(self) -> None:
         pass
@@ -163,14 +184,15 @@ def test_device_times_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -> 
 
     stream = types.SimpleNamespace(wait_stream=lambda _: None)
     slept: list[int] = []
+    device = FakeDevice()
     for name, value in {
         "Stream": lambda: stream,
         "current_stream": lambda: stream,
         "stream": entered,
         "synchronize": lambda *_: None,
-        "CUDAGraph": FakeGraph,
+        "CUDAGraph": device.graph,
         "graph": entered,
-        "Event": FakeEvent,
+        "Event": device.event,
         "_sleep": slept.append,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
@@ -179,8 +201,8 @@ def test_device_times_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -> 
     # Two rounds to warm up and one in the capture; a replay calls nothing.
     seconds = graph_seconds(lambda: [lambda: calls.append("call")] * 3, settings)
     assert len(calls) == 9
-    assert 0.001 <= seconds < 0.003
-    assert 0.002 <= stream_seconds([lambda: time.sleep(0.002)] * 2, settings) < 0.02
+    assert seconds == pytest.approx(0.001)
+    assert stream_seconds([lambda: device.run(0.002)] * 2, settings) == pytest.approx(0.002)
     assert slept
 
 
