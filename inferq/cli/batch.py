@@ -44,11 +44,11 @@ def add_commands(commands: Commands) -> None:
     listing.add_argument(
         "--count", type=_count, default=20, metavar="N", help="most of them (default: %(default)s)"
     )
-    _finish(listing, "list_batches")
+    _finish(listing, "batch_commands", "list_batches")
     for name, summary in (("status", "say where a batch stands"), ("cancel", "end a batch")):
         command = add_command(inner, name, summary, _EXAMPLES)
         command.add_argument("batch_id", metavar="ID", help="its id")
-        _finish(command, f"{name}_batch")
+        _finish(command, "batch_commands", f"{name}_batch")
 
 
 def _add_run(commands: Commands) -> None:
@@ -58,19 +58,27 @@ def _add_run(commands: Commands) -> None:
     parser.add_argument(
         "--errors", metavar="FILE", help="where lines that failed go (default: OUT too)"
     )
+    parser.add_argument("--model", metavar="NAME", help="model of the requests that name none")
     parser.add_argument(
-        "--model", metavar="NAME", help="model of the requests that name none (default: the only)"
+        "--window",
+        type=_count,
+        default=256,
+        metavar="N",
+        help="most requests in the queue at once (default: %(default)s)",
     )
     parser.add_argument(
-        "--window", type=_count, metavar="N", help="most requests in the queue at once"
+        "--tool-format",
+        choices=("hermes", "json"),
+        default="hermes",
+        help="how the model writes tool calls, as of the gateway (default: %(default)s)",
     )
-    _finish(parser, "run_batch")
+    _finish(parser, "batch_run", "run_batch")
 
 
-def _finish(parser: argparse.ArgumentParser, function: str) -> None:
+def _finish(parser: argparse.ArgumentParser, module: str, function: str) -> None:
     def run(arguments: argparse.Namespace) -> int:
-        module = load_extra("inferq.cli.batch_commands", extra=_EXTRA)
-        return int(getattr(module, function)(arguments))
+        loaded = load_extra(f"inferq.cli.{module}", extra=_EXTRA)
+        return int(getattr(loaded, function)(arguments))
 
     add_json_flag(parser)
     add_server_flags(parser)
