@@ -9,6 +9,9 @@
 {{- include "inferq.checkPool" (dict "root" $ "name" $name "pool" $pool "served" $served) }}
 {{- end }}
 {{- $_ := include "inferq.models" . }}
+{{- include "inferq.checkScalers" . }}
+{{- include "inferq.checkBatches" . }}
+{{- include "inferq.checkMetrics" . }}
 {{- with .Values.gateway }}
 {{- if and .enabled .ingress.enabled (not .ingress.hosts) }}
 {{- fail "gateway.ingress.enabled needs gateway.ingress.hosts." }}
@@ -90,8 +93,8 @@
 {{- if and (eq .type "hpa") (eq (int .minReplicas) 0) }}
 {{- fail (printf "%s.autoscaling: only keda scales from zero; set minReplicas to 1 or more." $at) }}
 {{- end }}
-{{- if and (eq .type "hpa") (not .hpa.metrics) }}
-{{- fail (printf "%s.autoscaling.hpa.metrics: say on what to scale." $at) }}
+{{- if and (eq .type "hpa") (not .hpa.metrics) (not $root.Values.gateway.enabled) (not $root.Values.tasks.enabled) }}
+{{- fail (printf "%s.autoscaling: gateways or tasks tell the outstanding tokens, and neither is enabled." $at) }}
 {{- end }}
 {{- if and (eq .type "keda") (eq (int .minReplicas) 0) $root.Values.gateway.enabled (not $root.Values.gateway.acceptWithoutWorkers) }}
 {{- fail (printf "%s scales to zero: with gateway.acceptWithoutWorkers=false nothing would ever start it." $at) }}
@@ -107,5 +110,52 @@
 {{- end }}
 {{- if and (eq .pool.strategy.type "RollingUpdate") (eq (toString .pool.strategy.maxSurge) "0") (eq (toString .pool.strategy.maxUnavailable) "0") }}
 {{- fail (printf "%s.strategy: maxSurge and maxUnavailable cannot both be 0." $at) }}
+{{- end }}
+{{- end -}}
+
+{{/* KEDA and a HorizontalPodAutoscaler would both start workers for the same jobs. */}}
+{{- define "inferq.checkScalers" -}}
+{{- $scaled := dict }}
+{{- range $name, $pool := include "inferq.pools" . | fromJson }}
+{{- with $pool.autoscaling }}
+{{- if or (eq .type "keda") (and (eq .type "hpa") (not .hpa.metrics)) }}
+{{- $other := get $scaled $pool.queue }}
+{{- if and $other (ne $other .type) }}
+{{- fail (printf "pools.%s.autoscaling: the queue %s is scaled by keda and by hpa on outstanding tokens at once; choose one." $name $pool.queue) }}
+{{- end }}
+{{- $_ := set $scaled $pool.queue .type }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "inferq.checkBatches" -}}
+{{- with .Values.batches }}
+{{- if and .enabled (not (and $.Values.gateway.enabled $.Values.tasks.enabled)) }}
+{{- fail "batches.enabled needs gateway.enabled and tasks.enabled: gateways take batches, tasks run them." }}
+{{- end }}
+{{- if and .s3.url (not (and .enabled (eq .storage "s3"))) }}
+{{- fail "batches.s3.url is given: set batches.enabled=true and batches.storage=s3." }}
+{{- end }}
+{{- if and .enabled (eq .storage "s3") (not .s3.url) }}
+{{- fail "batches.storage=s3 needs batches.s3.url." }}
+{{- end }}
+{{- if and .enabled (eq .storage "persistentVolumeClaim") (not .persistentVolumeClaim.existingClaim) (has "ReadWriteOncePod" .persistentVolumeClaim.accessModes) }}
+{{- fail "batches.persistentVolumeClaim.accessModes: gateways and tasks share the files; ReadWriteOncePod lets one pod in." }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "inferq.checkMetrics" -}}
+{{- with .Values.metrics }}
+{{- if and .podMonitor.enabled $.Values.networkPolicy.enabled (not $.Values.networkPolicy.metricsFrom) }}
+{{- fail "networkPolicy.metricsFrom: say where Prometheus is, else metrics.podMonitor gets no answer." }}
+{{- end }}
+{{- if and .alerts.enabled (not $.Values.gateway.enabled) (not $.Values.tasks.enabled) }}
+{{- fail "metrics.alerts: gateways or tasks tell a queue's figures, and neither is enabled." }}
+{{- end }}
+{{- end }}
+{{- if and .Values.gateway.enabled (eq (int .Values.gateway.port) (int .Values.gateway.metricsPort)) }}
+{{- fail "gateway.metricsPort: must be another one than gateway.port." }}
 {{- end }}
 {{- end -}}

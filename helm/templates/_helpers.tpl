@@ -19,8 +19,8 @@
 
 {{/* Labels that tell a component's pods from all others, for good. Takes root, component. */}}
 {{- define "inferq.selectorLabels" -}}
-app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
@@ -54,7 +54,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 
 {{/* What all pods have in common. */}}
 {{- define "inferq.podBasics" -}}
-serviceAccountName: {{ include "inferq.serviceAccountName" . }}
+serviceAccountName: {{ include "inferq.serviceAccountName" . | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .Values.imagePullSecrets }}
@@ -104,7 +104,7 @@ affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .spec.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- if .spec.topologySpreadConstraints }}
 {{- $selector := dict "labelSelector" (dict "matchLabels" (fromYaml .selector)) }}

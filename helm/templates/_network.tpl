@@ -1,4 +1,5 @@
-{{/* Ways out of workers, gateways and tasks: names, the server, downloads, and webhooks. */}}
+{{/* Ways out of workers, gateways and tasks: names, the server, downloads, webhooks, files of
+batches, and traces. */}}
 {{- define "inferq.egress" -}}
 - ports:
     - {protocol: UDP, port: 53}
@@ -23,7 +24,27 @@
     - {protocol: TCP, port: {{ int . }}}
     {{- end }}
 {{- end }}
+{{- with .root.Values.batches }}
+{{- if and (ne $.component "worker") .enabled (eq .storage "s3") }}
+- ports:
+    - {protocol: TCP, port: {{ include "inferq.portOf" (default "https://aws" .s3.endpoint) }}}
+{{- end }}
+{{- end }}
+{{- with .root.Values.tracing.endpoint }}
+- ports:
+    - {protocol: TCP, port: {{ include "inferq.portOf" . }}}
+{{- end }}
 {{- with .root.Values.networkPolicy.extraEgress }}
 {{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Whoever may read a component's metrics. Takes root, component. */}}
+{{- define "inferq.metricsIngress" -}}
+{{- with .root.Values.networkPolicy.metricsFrom -}}
+- ports:
+    - {protocol: TCP, port: {{ ternary "metrics" "health" (eq $.component "gateway") }}}
+  from:
+    {{- toYaml . | nindent 4 }}
 {{- end }}
 {{- end -}}

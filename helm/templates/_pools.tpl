@@ -49,14 +49,14 @@
 {{/* Labels that tell a pool's pods from all others. Takes root, pool, partition. */}}
 {{- define "inferq.workerSelectorLabels" -}}
 {{ include "inferq.selectorLabels" (dict "root" .root "component" "worker") }}
-inferq-pool: {{ .pool }}
+inferq-pool: {{ .pool | quote }}
 inferq-partition: {{ int .partition | quote }}
 {{- end -}}
 
 {{/* Labels of a pool's objects. Takes root, pool, partition. */}}
 {{- define "inferq.workerLabels" -}}
 {{ include "inferq.labels" (dict "root" .root "component" "worker") }}
-inferq-pool: {{ .pool }}
+inferq-pool: {{ .pool | quote }}
 inferq-partition: {{ int .partition | quote }}
 {{- end -}}
 

@@ -53,14 +53,14 @@
 - name: REDIS_PASSWORD
   valueFrom:
     secretKeyRef:
-      name: {{ $redis.secret }}
-      key: {{ (get $redis.users .role).passwordKey }}
+      name: {{ $redis.secret | quote }}
+      key: {{ (get $redis.users .role).passwordKey | quote }}
 {{- if $redis.sentinelPasswordKey }}
 - name: SENTINEL_PASSWORD
   valueFrom:
     secretKeyRef:
-      name: {{ $redis.secret }}
-      key: {{ $redis.sentinelPasswordKey }}
+      name: {{ $redis.secret | quote }}
+      key: {{ $redis.sentinelPasswordKey | quote }}
 {{- end }}
 {{- end }}
 - name: INFERQ_REDIS_URL
@@ -73,9 +73,9 @@
 {{- if $ca.name }}
 - name: redis-ca
   secret:
-    secretName: {{ $ca.name }}
+    secretName: {{ $ca.name | quote }}
     items:
-      - key: {{ $ca.key }}
+      - key: {{ $ca.key | quote }}
         path: ca.crt
 {{- end }}
 {{- end -}}

@@ -26,7 +26,9 @@ RELEASES: dict[str, dict[str, Any]] = {
             "modelCache": {"type": "persistentVolumeClaim"},
             "huggingFace": {"tokenSecret": {"name": "token"}},
         },
-        "networkPolicy": {"enabled": True},
+        "batches": {"enabled": True},
+        "metrics": {name: {"enabled": True} for name in ("podMonitor", "alerts", "dashboard")},
+        "networkPolicy": {"enabled": True, "metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
     },
     "sentinel": {
         "pools": {"chat": {**POOL, "autoscaling": {"type": "hpa"}}, "keda": {}},
@@ -38,6 +40,7 @@ RELEASES: dict[str, dict[str, Any]] = {
         },
         "gateway": {"enabled": True},
         "tasks": {"enabled": True},
+        "batches": {"enabled": True, "storage": "s3", "s3": {"url": "s3://bucket"}},
         "valkey": {"enabled": False},
         "redis": {
             "mode": "sentinel",
@@ -52,7 +55,11 @@ RELEASES: dict[str, dict[str, Any]] = {
         "valkey": {"enabled": False},
         "redis": {"addresses": ["a:1"]},
     },
-    "plain": {"pools": {"chat": {}}, "worker": POOL, "networkPolicy": {"enabled": True}},
+    "plain": {
+        "pools": {"chat": {}},
+        "worker": {**POOL, "autoscaling": {"type": "hpa"}},
+        "networkPolicy": {"enabled": True},
+    },
 }
 #: Other values for those of which a letter or number more would not do.
 OTHERS: dict[str, Any] = {
@@ -80,6 +87,12 @@ OTHERS: dict[str, Any] = {
     "tls": [{"secretName": "other"}],
     "webhookPorts": [8443],
     "gatewayFrom": [{"podSelector": {}}],
+    "metricsFrom": [{"podSelector": {}}],
+    "url": "s3://other",
+    "endpoint": "http://other:1",
+    "interval": "7s",
+    "scrapeTimeout": "7s",
+    "gatewayErrorShare": 0.5,
     "extraEgress": [{"ports": []}],
     "extraEnv": [{"name": "OTHER", "value": "x"}],
     "extraEnvFrom": [{"secretRef": {"name": "other"}}],
@@ -95,8 +108,8 @@ OTHERS: dict[str, Any] = {
     "service.type": "NodePort",
     "autoscaling.type": "none",
 }
-#: Not the chart's to read, what every release gives, and what changes with `redis` only.
-LEFT_OUT = {"global", "pools", "valkey.enabled"}
+#: Not the chart's to read, what every release gives, and what changes with others only.
+LEFT_OUT = {"global", "pools", "valkey.enabled", "batches.storage"}
 
 
 def leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -12,6 +12,7 @@ import pytest
 
 from inferq.producer.gateway import command as gateway_command
 from inferq.producer.gateway.routes import health as gateway_health
+from inferq.producer.gateway.settings import GatewaySettings
 from inferq.producer.tasks import command as tasks_command
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.servers import ServerUrl
@@ -29,6 +30,8 @@ FOREIGN = {
 }
 #: Variables that only the URL before them reads.
 FOR_URLS = {"REDIS_PASSWORD", "SENTINEL_PASSWORD"}
+#: Variables by which a client of S3 logs in.
+STORAGE = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"}
 #: What scenarios give as `extraEnv`.
 GIVEN = {"HTTPS_PROXY", "SSL_CERT_FILE"}
 SECRET = "s3cret-of_a.role~"
@@ -100,8 +103,9 @@ def test_gateways_start_with_settings_that_the_model_accepts(rendering, as_proce
         assert settings.partitions == len(partitions) == max(partitions) + 1
         assert settings.accept_without_workers
         assert settings.host == "0.0.0.0"
-        assert settings.port == pod.main["ports"][0]["containerPort"]
-        assert set(environment) <= {"INFERQ_REDIS_URL", *FOR_URLS, *GIVEN}
+        ports = {port["name"]: port["containerPort"] for port in pod.main["ports"]}
+        assert ports == {"http": settings.port, "metrics": settings.metrics_port}
+        assert set(environment) <= {"INFERQ_REDIS_URL", *FOR_URLS, *GIVEN, *STORAGE}
 
 
 def tasks_settings(container: Mapping[str, Any]) -> TasksSettings:
@@ -128,7 +132,7 @@ def test_tasks_start_with_settings_that_the_model_accepts(rendering, as_process)
         assert settings.health_port == pod.main["ports"][0]["containerPort"]
         assert settings.health_host is None
         assert pod.spec["terminationGracePeriodSeconds"] > settings.shutdown_timeout_s + 5
-        assert set(environment) <= {"INFERQ_REDIS_URL", *FOR_URLS, *GIVEN}
+        assert set(environment) <= {"INFERQ_REDIS_URL", *FOR_URLS, *GIVEN, *STORAGE}
         assert urlsplit(environment["INFERQ_REDIS_URL"]).username == "tasks"
 
 
@@ -148,11 +152,91 @@ def test_tasks_find_what_signs_in_a_file_that_is_mounted(helm4, as_process) -> N
 
 
 def test_gateways_take_webhooks_where_tasks_deliver_them(rendering, as_process) -> None:
-    has_tasks = any(pod.component == "tasks" for pod in rendering.pods)
+    delivers = False
+    for pod in (pod for pod in rendering.pods if pod.component == "tasks"):
+        as_process(pod.main)
+        delivers = tasks_settings(pod.main).webhook_secrets_file is not None
     for pod in (pod for pod in rendering.pods if pod.component == "gateway"):
         as_process(pod.main)
-        given = vars(gateway_command.build_parser().parse_args(pod.main["args"][1:]))
-        assert gateway_command.read_settings(given).accept_webhooks == has_tasks
+        assert gateway_settings(pod.main).accept_webhooks == delivers
+
+
+def gateway_settings(container: Mapping[str, Any]) -> GatewaySettings:
+    program, *arguments = container["args"]
+    assert program == "gateway"
+    given = vars(gateway_command.build_parser().parse_args(arguments))
+    return gateway_command.read_settings(given)
+
+
+def test_gateways_and_tasks_keep_batches_in_one_place(rendering, as_process) -> None:
+    has_batches = set()
+    for pod in (pod for pod in rendering.pods if pod.component in ("gateway", "tasks")):
+        as_process(pod.main)
+        read = gateway_settings if pod.component == "gateway" else tasks_settings
+        settings = read(pod.main)
+        mounts = [m for m in pod.main["volumeMounts"] if m["name"] == "batches"]
+        assert [m["mountPath"] for m in mounts] == [
+            folder for folder in [settings.batch_storage] if folder and folder.startswith("/")
+        ]
+        assert not any(mount.get("readOnly") for mount in mounts)
+        claims = [v for v in pod.spec["volumes"] if v["name"] == "batches"]
+        has_batches.add(
+            (
+                settings.batch_storage,
+                settings.batch_storage_endpoint,
+                settings.batch_file_age_s if settings.batch_storage else None,
+                str(claims),
+            )
+        )
+    assert len(has_batches) <= 1
+
+
+def test_batches_in_a_bucket_have_its_address_and_a_login_by_reference(helm4, as_process) -> None:
+    for pod in helm4.scenario("batches").pods:
+        names = {variable["name"] for variable in pod.main.get("env", ())}
+        if pod.component not in ("gateway", "tasks"):
+            assert names.isdisjoint(STORAGE)
+            continue
+        environment = as_process(pod.main)
+        read = gateway_settings if pod.component == "gateway" else tasks_settings
+        settings = read(pod.main)
+        assert settings.batch_storage == "s3://inferq-batches/llm"
+        assert settings.batch_storage_endpoint == "http://minio.data:9000"
+        assert settings.batch_file_age_s == 604_800
+        assert environment["AWS_DEFAULT_REGION"] == "eu-central-1"
+        assert environment["AWS_SECRET_ACCESS_KEY"] == SECRET
+
+
+def test_batches_on_a_volume_outlive_the_release(helm4) -> None:
+    rendering = helm4.scenario("webhooks")
+    claim = rendering.named("PersistentVolumeClaim", "-batches")
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    claims = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for pod in rendering.pods
+        for volume in pod.spec.get("volumes", ())
+        if volume["name"] == "batches"
+    }
+    assert claims == {claim["metadata"]["name"]}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "endpoint"),
+    [
+        ("metrics", "http://collector.monitoring:4318"),
+        ("batches", "https://otlp.example.com"),
+        ("minimal", None),
+    ],
+)
+def test_every_process_sends_its_traces_to_the_collector(
+    helm4, as_process, scenario: str, endpoint: str | None
+) -> None:
+    readers = {"worker": worker_settings, "gateway": gateway_settings, "tasks": tasks_settings}
+    for pod in helm4.scenario(scenario).pods:
+        if pod.component in readers:
+            as_process(pod.main)
+            assert readers[pod.component](pod.main).tracing_endpoint == endpoint
 
 
 def test_tasks_and_gateways_run_one_image(helm4) -> None:

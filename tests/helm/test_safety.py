@@ -77,6 +77,32 @@ def test_tasks_may_go_to_the_ports_of_webhooks_and_nobody_may_come_to_them(helm4
     assert ports == [[53, 53], [6379]]
 
 
+def test_files_of_batches_and_traces_have_ways_out_of_those_who_send_them(helm4) -> None:
+    rendering = helm4.scenario("batches")
+    for component, own in (("worker", [443]), ("gateway", [9000]), ("tasks", [443, 9000])):
+        policy = rendering.named("NetworkPolicy", f"-{component}")
+        ports = [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]]
+        assert ports == [53, 53, 6379, *own, 443]  # the last is the collector's
+    policy = helm4.scenario("metrics").named("NetworkPolicy", "-gateway")
+    ports = [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]]
+    assert ports == [53, 53, 6379, 4318]
+
+
+def test_metrics_are_for_whom_they_are_meant_on_a_port_of_their_own(helm4) -> None:
+    rendering = helm4.scenario("metrics")
+    monitoring = [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    ]
+    for component, port in (("worker", "health"), ("gateway", "metrics"), ("tasks", "health")):
+        rules = rendering.named("NetworkPolicy", f"-{component}")["spec"]["ingress"]
+        [rule] = [r for r in rules if r["ports"] == [{"protocol": "TCP", "port": port}]]
+        assert rule["from"] == monitoring
+    [service] = [
+        s for s in rendering.of_kind("Service") if s["metadata"]["name"].endswith("-gateway")
+    ]
+    assert [port["targetPort"] for port in service["spec"]["ports"]] == ["http"]
+
+
 def test_only_tasks_see_what_signs_webhooks(helm4) -> None:
     for pod in helm4.scenario("webhooks").pods:
         volumes = pod.spec.get("volumes", ())

@@ -59,7 +59,10 @@ def test_every_value_is_described(chart, chart_files, defaults) -> None:
         path for path, _ in chart_files.described_values((chart / "values.yaml").read_text())
     ]
     assert len(described) == len(set(described))
-    whole = ("worker.tolerations", "gateway.topologySpreadConstraints", "valkey.resources")
+    whole = (
+        *("worker.tolerations", "gateway.topologySpreadConstraints", "valkey.resources"),
+        *("metrics.alerts.alertLabels", "metrics.dashboard.labels"),
+    )
     for path in leaves(defaults):
         name = ".".join(path)
         assert name in described or name.startswith(whole), f"{name} has no description"
@@ -96,7 +99,15 @@ def test_the_defaults_pass_the_schema(schema, defaults) -> None:
 def test_a_misspelt_name_is_refused_at_every_level(schema, defaults) -> None:
     validator = jsonschema.Draft7Validator(schema)
     open_maps = {"annotations", "podAnnotations", "labels", "podLabels", "commonLabels", "global"}
-    open_maps |= {"nodeSelector", "affinity", "adapters", "pools", "requests", "limits"}
+    open_maps |= {
+        "alertLabels",
+        "nodeSelector",
+        "affinity",
+        "adapters",
+        "pools",
+        "requests",
+        "limits",
+    }
     checked = 0
     for path in leaves(defaults):
         for depth in range(1, len(path) + 1):
@@ -133,6 +144,14 @@ def test_a_misspelt_name_is_refused_at_every_level(schema, defaults) -> None:
         (("worker", "autoscaling", "type"), "vpa"),
         (("valkey", "maxmemory"), "1Gi"),
         (("partitions",), 0),
+        (("batches", "storage"), "emptyDir"),
+        (("batches", "s3", "url"), "https://bucket.example.com"),
+        (("batches", "s3", "endpoint"), "http://user:secret@minio:9000"),
+        (("gateway", "settings"), {"batch_storage": "/tmp"}),
+        (("tasks", "settings"), {"tracing_endpoint": "http://collector"}),
+        (("tracing", "endpoint"), "collector:4317"),
+        (("metrics", "podMonitor", "interval"), "15"),
+        (("metrics", "alerts", "gatewayErrorShare"), 5),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_the_schema(schema, defaults, path, value) -> None:
@@ -146,6 +165,8 @@ def test_both_helms_ask_the_schema(helm) -> None:
 
 
 EXTERNAL = {"valkey.enabled": False, "redis.addresses": ["redis:6379"]}
+B = {"model": "Qwen/Qwen3-8B", "queue": "chat"}
+TASKS = {"tasks.enabled": True, "batches.enabled": True}
 KEDA = {"pools.chat.autoscaling": {"type": "keda", "minReplicas": 0}}
 
 
@@ -163,7 +184,18 @@ KEDA = {"pools.chat.autoscaling": {"type": "keda", "minReplicas": 0}}
         ({**POOL, **EXTERNAL, "redis.auth.sentinelPasswordKey": "p"}, "needs redis.mode=sentinel"),
         ({**POOL, **KEDA, "gateway.acceptWithoutWorkers": False}, "nothing would ever start it"),
         ({**POOL, "pools.chat.autoscaling": {"type": "hpa", "minReplicas": 0}}, "only keda scales"),
-        ({**POOL, "pools.chat.autoscaling": {"type": "hpa"}}, "say on what to scale"),
+        (
+            {**POOL, "pools.chat.autoscaling": {"type": "hpa"}, "gateway.enabled": False},
+            "gateways or tasks tell the outstanding tokens",
+        ),
+        (
+            {
+                **POOL,
+                "pools.chat.autoscaling": {"type": "hpa"},
+                "pools.b": {**B, "autoscaling": {"type": "keda"}},
+            },
+            "scaled by keda and by hpa on outstanding tokens at once",
+        ),
         (
             {**POOL, "pools.chat.autoscaling": {"type": "keda", "minReplicas": 9}},
             "minReplicas is more than maxReplicas",
@@ -203,6 +235,23 @@ KEDA = {"pools.chat.autoscaling": {"type": "keda", "minReplicas": 0}}
             {**POOL, "tasks.webhooks.existingSecret": "webhooks"},
             "tasks.webhooks.existingSecret needs tasks.enabled",
         ),
+        ({**POOL, "batches.enabled": True}, "batches.enabled needs gateway.enabled and tasks"),
+        ({**POOL, **TASKS, "gateway.enabled": False}, "batches.enabled needs gateway.enabled and"),
+        ({**POOL, "batches.s3.url": "s3://bucket"}, "set batches.enabled=true and"),
+        ({**POOL, **TASKS, "batches.storage": "s3"}, "batches.storage=s3 needs batches.s3.url"),
+        (
+            {**POOL, **TASKS, "batches.persistentVolumeClaim.accessModes": ["ReadWriteOncePod"]},
+            "ReadWriteOncePod lets one pod in",
+        ),
+        (
+            {**POOL, "metrics.podMonitor.enabled": True, "networkPolicy.enabled": True},
+            "networkPolicy.metricsFrom: say where Prometheus is",
+        ),
+        (
+            {**POOL, "metrics.alerts.enabled": True, "gateway.enabled": False},
+            "metrics.alerts: gateways or tasks tell",
+        ),
+        ({**POOL, "gateway.metricsPort": 8000}, "must be another one than gateway.port"),
         ({**POOL, "gateway.autoscaling.enabled": True}, "gateway.resources.requests.cpu: set it"),
         (
             {"pools.a-pool-of-29-letters-in-all-ab.model": "m", "fullnameOverride": "n" * 40},

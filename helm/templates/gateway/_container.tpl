@@ -4,6 +4,8 @@
 {{- $flags := dict
     "host" "0.0.0.0"
     "port" .port
+    "metrics_port" .metricsPort
+    "metrics_host" "0.0.0.0"
     "queues" (include "inferq.queues" $ | fromJsonArray)
     "partitions" $.Values.partitions
     "models" (include "inferq.models" $ | fromJson)
@@ -14,7 +16,7 @@
 {{- if .apiKeys.existingSecret }}
 {{- $_ := set $flags "api_keys_file" (printf "/etc/inferq/api-keys/%s" .apiKeys.key) }}
 {{- end }}
-{{- include "inferq.flags" (merge $flags .settings) }}
+{{- include "inferq.flags" (merge $flags (include "inferq.sharedFlags" $ | fromJson) .settings) }}
 {{- end }}
 {{- end -}}
 
@@ -29,12 +31,15 @@ args:
   {{- include "inferq.gatewayFlags" $ | nindent 2 }}
 env:
   {{- include "inferq.redisEnv" (dict "root" $ "role" "gateway") | nindent 2 }}
+  {{- include "inferq.batchesEnv" $ | nindent 2 }}
   {{- with .extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 ports:
   - name: http
     containerPort: {{ int .port }}
+  - name: metrics
+    containerPort: {{ int .metricsPort }}
 startupProbe:
   httpGet: {path: /livez, port: http}
   periodSeconds: 2
@@ -59,6 +64,7 @@ volumeMounts:
   - {name: api-keys, mountPath: /etc/inferq/api-keys, readOnly: true}
   {{- end }}
   {{- include "inferq.redisVolumeMount" $ | nindent 2 }}
+  {{- include "inferq.batchesVolumeMount" $ | nindent 2 }}
   {{- with .extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

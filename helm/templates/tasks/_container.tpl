@@ -9,7 +9,7 @@
 {{- if .webhooks.existingSecret }}
 {{- $_ := set $flags "webhook_secrets_file" (printf "/etc/inferq/webhooks/%s" .webhooks.key) }}
 {{- end }}
-{{- include "inferq.flags" (merge $flags .settings) }}
+{{- include "inferq.flags" (merge $flags (include "inferq.sharedFlags" $ | fromJson) .settings) }}
 {{- end }}
 {{- end -}}
 
@@ -24,6 +24,7 @@ args:
   {{- include "inferq.tasksFlags" $ | nindent 2 }}
 env:
   {{- include "inferq.redisEnv" (dict "root" $ "role" "tasks") | nindent 2 }}
+  {{- include "inferq.batchesEnv" $ | nindent 2 }}
   {{- with .extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -54,6 +55,7 @@ volumeMounts:
   - {name: webhooks, mountPath: /etc/inferq/webhooks, readOnly: true}
   {{- end }}
   {{- include "inferq.redisVolumeMount" $ | nindent 2 }}
+  {{- include "inferq.batchesVolumeMount" $ | nindent 2 }}
   {{- with .extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

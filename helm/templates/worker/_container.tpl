@@ -14,7 +14,7 @@
 {{- if not .spec.gpu.enabled }}
 {{- $_ := set $flags "device" "cpu" }}
 {{- end }}
-{{- include "inferq.flags" (merge $flags .spec.settings) }}
+{{- include "inferq.flags" (merge $flags (include "inferq.tracingFlags" .root | fromJson) .spec.settings) }}
 {{- end -}}
 
 {{/* The container of a worker, without its name. Takes root, pool, partition, spec. */}}
@@ -44,8 +44,8 @@ env:
   - name: HF_TOKEN
     valueFrom:
       secretKeyRef:
-        name: {{ .name }}
-        key: {{ .key }}
+        name: {{ .name | quote }}
+        key: {{ .key | quote }}
   {{- end }}
   {{- end }}
   {{- with .spec.extraEnv }}
@@ -104,10 +104,10 @@ volumeMounts:
 {{- with .spec.modelCache }}
 {{- if eq .type "persistentVolumeClaim" }}
   persistentVolumeClaim:
-    claimName: {{ default (include "inferq.modelCacheName" $) .existingClaim }}
+    claimName: {{ default (include "inferq.modelCacheName" $) .existingClaim | quote }}
 {{- else if eq .type "hostPath" }}
   hostPath:
-    path: {{ .hostPath }}
+    path: {{ .hostPath | quote }}
     type: DirectoryOrCreate
 {{- else if .sizeLimit }}
   emptyDir:
