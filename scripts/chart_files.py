@@ -20,7 +20,7 @@ import yaml
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.acl import COMMANDS, Role
-from inferq.protocol.keys import GatewayKeys, TaskKeys
+from inferq.protocol.keys import BatchKeys, GatewayKeys, TaskKeys
 from inferq.runtime.settings import ProcessSettings
 from inferq.runtime.shared_settings import BATCH_SETTINGS
 from inferq.worker.settings import WorkerSettings
@@ -51,7 +51,10 @@ TASKS_OWN = frozenset(
     }
 )
 #: What a role may reach beside its queues.
-PREFIXES = {Role.GATEWAY: GatewayKeys.PREFIX, Role.TASKS: TaskKeys.PREFIX}
+PREFIXES = {
+    Role.GATEWAY: [GatewayKeys.PREFIX, BatchKeys.PREFIX],
+    Role.TASKS: [TaskKeys.PREFIX, BatchKeys.PREFIX],
+}
 
 _README_HEAD = """\
 # The Helm chart of inferq
@@ -129,7 +132,7 @@ def generated() -> dict[Path, str]:
     rights = {
         role.value: {
             "commands": list(COMMANDS[role]),
-            "prefixes": [PREFIXES[role]] if role in PREFIXES else [],
+            "prefixes": PREFIXES.get(role, []),
         }
         for role in (Role.GATEWAY, Role.TASKS, Role.WORKER)
     }

@@ -151,6 +151,7 @@ def test_tasks_start_as_the_chart_starts_them_and_wake_a_pool(
     mounted = "--webhook-secrets-file=/etc/inferq/webhooks/secrets.json"
     here = {
         mounted: f"--webhook-secrets-file={secrets}",
+        "--batch-storage=/var/lib/inferq/batches": f"--batch-storage={tmp_path / 'batches'}",
         "--health-port=8081": f"--health-port={port}",
         "--workers=4": "--workers=1",
     }
