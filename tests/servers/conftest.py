@@ -120,6 +120,23 @@ def _start_node(binary: str, stack: ExitStack) -> tuple[EmbeddedServer, int]:
     pytest.fail("no node of a Cluster came up")
 
 
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the certificate of this machine, cert.pem, and its key, key.pem."""
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "1", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            *("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
 @dataclass
 class SentinelTrio:
     """A primary with two replicas, and three Sentinels that look after them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,7 @@ async def test_the_documented_rights_are_enough_for_a_gateways_limits(
 
 def test_the_rights_for_several_queues_name_each() -> None:
     rules = acl_rules(Role.GATEWAY, "a", "b")
-    assert "~inferq:{a.*}:* ~inferq:{b.*}:* ~inferq:{gateway}:* resetchannels" in rules
+    assert "~inferq:{a.*}:* ~inferq:{b.*}:* ~inferq:{gateway}:* ~inferq:{batches}:*" in rules
 
 
 async def test_a_producer_reaches_no_other_queue_and_claims_nothing(
@@ -129,22 +128,6 @@ def test_the_documentation_has_the_rules_of_every_role() -> None:
     text = (ROOT / "docs" / "reliability.md").read_text()
     for role in Role:
         assert acl_rules(role, "default") in text
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-days", "1", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
-            *("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return folder
 
 
 async def test_a_job_is_served_over_tls(

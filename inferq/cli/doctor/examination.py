@@ -20,6 +20,8 @@ from inferq.protocol.errors import InferqError
 from inferq.protocol.keys import DEFAULT_QUEUE, QueueKeys
 from inferq.protocol.servers import DEFAULT_URL, ServerUrl
 
+#: Checks after whose failure there is nothing to learn from this server.
+_TELLING: Final = frozenset({"connection", "part"})
 _ON_SERVER: Final = frozenset({"redis", "rights", "queue"})
 
 
@@ -87,7 +89,9 @@ async def _ask_server(place: _Place, areas: Sequence[str], roles: Sequence[Role]
     area = "redis"
     try:
         findings = await server.examine(place.url, connection)
-        if findings[0].status is Status.FAILURE:
+        if any(
+            finding.check in _TELLING and finding.status is Status.FAILURE for finding in findings
+        ):
             return findings
         if "redis" not in areas:
             findings = []

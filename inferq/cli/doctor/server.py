@@ -61,6 +61,12 @@ def _unreachable(error: InferqError) -> Finding:
 
 
 def _transport(url: ServerUrl) -> Finding:
+    if url.plain.startswith("rediss") and "ssl_cert_reqs=none" in url.plain.lower():
+        return _AREA.warning(
+            "encryption",
+            "TLS, and the certificate is not checked: anybody may be at the other end",
+            "leave ssl_cert_reqs out, and name the authority by ssl_ca_certs=FILE",
+        )
     if url.plain.startswith("rediss"):
         return _AREA.ok("encryption", "TLS, with a checked certificate")
     if url.name.partition("://")[2].startswith(_LOCAL):
