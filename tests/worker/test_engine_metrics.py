@@ -69,7 +69,7 @@ class Watched:
     async def scrape_when(self, holds: Callable[[Any], bool]) -> Any:
         """What the last frames tell may come after the tokens."""
         async with asyncio.timeout(60):
-            while not holds(scrape := await self.scrape()):
+            while not holds(scrape := await self.scrape()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return scrape
 
