@@ -6,6 +6,7 @@ RQ and httpcore (extra `tasks`).
 - `command`        the process: flags, signals, `--burst`; `settings`
 - `conductor`      the loop: moves ended jobs out of the queues' outboxes, and gives out tasks
 - `workers`        the processes that perform tasks
+- `counts`, `metrics`  what was done, over all processes, and who is told
 - `duties`         the tasks there are: deliver webhooks, sweep, promote, trim
 - `safe_rq`        RQ, bound to JSON and to these tasks; `rq_connection` its connection
 - `deliveries`     the state of each webhook delivery (`lua/`)

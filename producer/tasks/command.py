@@ -14,6 +14,7 @@ import structlog
 
 from inferq.producer.async_client import AsyncClient
 from inferq.producer.tasks.conductor import Conductor
+from inferq.producer.tasks.metrics import TasksMetrics
 from inferq.producer.tasks.rq_connection import rq_connection
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.producer.tasks.workers import WorkerProcesses, perform_tasks
@@ -120,13 +121,21 @@ async def _serve(settings: TasksSettings) -> None:
         stack.callback(connection.close)
         conductor = Conductor(settings, connection)
         stack.push_async_callback(conductor.aclose)
+        processes = WorkerProcesses(settings)
+        metrics = TasksMetrics(settings, processes)
+        stack.push_async_callback(metrics.aclose)
         if settings.health_port:
             checks = {"/livez": conductor.check_live, "/readyz": conductor.check_ready}
             await stack.enter_async_context(
-                HealthServer(checks, port=settings.health_port, host=settings.health_host)
+                HealthServer(
+                    checks,
+                    port=settings.health_port,
+                    host=settings.health_host,
+                    pages={"/metrics": metrics.page.answer},
+                )
             )
         logger.info("doing tasks", queues=list(settings.queues), workers=settings.workers)
         async with asyncio.TaskGroup() as group:
-            group.create_task(WorkerProcesses(settings).run(stop))
+            group.create_task(processes.run(stop))
             group.create_task(conductor.run(stop))
     logger.info("ended")
