@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import redis.asyncio
 from redis.exceptions import NoScriptError
 
 
-def digest_of(text: str) -> str:
-    """Return the SHA-1 by which a server knows a script."""
-    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+@cache
+def read_script(package: str, *names: str) -> tuple[str, str]:
+    """Return a script's text, of one or more `.lua` files of a package, and its SHA-1.
+
+    That is the name by which a server knows it.
+    """
+    folder = files(package)
+    text = "\n".join(folder.joinpath(f"{name}.lua").read_text() for name in names)
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 async def call_script(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from importlib.resources import files
 from typing import Any, Final
 
 import msgpack
@@ -34,7 +32,7 @@ from inferq.protocol.replies import (
     Registered,
     Swept,
 )
-from inferq.protocol.script_call import call_script, digest_of
+from inferq.protocol.script_call import call_script, read_script
 from inferq.protocol.webhooks import Webhook
 from inferq.protocol.wire import number, text, unpack
 
@@ -57,15 +55,8 @@ DRAIN_MARK_MS: Final = 600_000
 #: How long, in ms, smaller jobs may pass one that does not fit; a worker's setting.
 STARVE_MS: Final = 2_000
 
+_FOLDER: Final = "inferq.protocol.lua"
 _LANES: Final = (Lane.HIGH, Lane.NORMAL, Lane.LOW)
-
-
-@cache
-def _script(name: str) -> tuple[str, str]:
-    """Return an operation's text, the prelude before it, and its SHA-1, the name it goes by."""
-    folder = files("inferq.protocol.lua")
-    text = "\n".join(folder.joinpath(f"{part}.lua").read_text() for part in ("prelude", name))
-    return text, digest_of(text)
 
 
 class QueueScripts:
@@ -91,7 +82,8 @@ class QueueScripts:
 
     async def _call(self, name: str, *args: str | bytes | int, keys: Sequence[str] = ()) -> Any:
         with translate_errors(self._redis):
-            return await call_script(self._redis, _script(name), (*self._fixed_keys, *keys), args)
+            script = read_script(_FOLDER, "prelude", name)
+            return await call_script(self._redis, script, (*self._fixed_keys, *keys), args)
 
     async def _read(self, command: Awaitable[Any]) -> Any:
         with translate_errors(self._redis):

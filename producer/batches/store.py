@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from importlib.resources import files
+from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from redis.asyncio import Redis
@@ -23,9 +22,10 @@ from inferq.producer.batches.records import (
 )
 from inferq.protocol.errors import InferqError, InvalidRequestError
 from inferq.protocol.keys import BatchKeys
-from inferq.protocol.script_call import call_script, digest_of
+from inferq.protocol.script_call import call_script, read_script
 from inferq.protocol.wire import number, text
 
+_SCRIPTS: Final = "inferq.producer.batches.lua"
 #: Records read at once while looking for those of one purpose.
 _READ_AT_ONCE: Final = 100
 
@@ -68,12 +68,6 @@ class Resumption:
     repeated: bytes
     parts: list[bytes]
     goal: Status | None
-
-
-@cache
-def _script(name: str) -> tuple[str, str]:
-    body = files("inferq.producer.batches.lua").joinpath(f"{name}.lua").read_text()
-    return body, digest_of(body)
 
 
 class BatchStore:
@@ -377,7 +371,9 @@ class BatchStore:
         return await self._client.run(operation, slot_key=BatchKeys.PREFIX)
 
     async def _call(self, name: str, keys: Sequence[str], *arguments: str | bytes | int) -> Any:
-        return await self._run(lambda redis: call_script(redis, _script(name), keys, arguments))
+        return await self._run(
+            lambda redis: call_script(redis, read_script(_SCRIPTS, name), keys, arguments)
+        )
 
 
 async def _now_ms(redis: Any) -> int:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any, Final, Self
 
 from inferq.producer.server import RedisServer
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import TaskKeys
-from inferq.protocol.script_call import call_script, digest_of
+from inferq.protocol.script_call import call_script, read_script
 from inferq.protocol.wire import number, text
 
+_SCRIPTS: Final = "inferq.producer.tasks.lua"
 #: How long, in ms, a delivery that was made is remembered, so that it is not made again.
 KEEP_DELIVERED_MS: Final = 3 * 86_400_000
 #: How long, in ms, a dead delivery can be driven again.
@@ -102,12 +101,6 @@ class LoggedAttempt:
             took_ms=number(fields.get(b"ms")),
             host=text(fields.get(b"host")),
         )
-
-
-@cache
-def _script(name: str) -> tuple[str, str]:
-    body = files("inferq.producer.tasks.lua").joinpath(f"{name}.lua").read_text()
-    return body, digest_of(body)
 
 
 class DeliveryStore:
@@ -234,5 +227,5 @@ class DeliveryStore:
 
     async def _call(self, name: str, keys: Sequence[str], *arguments: str | bytes | float) -> Any:
         return await self._server.call(
-            lambda: call_script(self._server.commands, _script(name), keys, arguments)
+            lambda: call_script(self._server.commands, read_script(_SCRIPTS, name), keys, arguments)
         )

@@ -6,8 +6,6 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -18,12 +16,13 @@ from inferq.producer.gateway.admission.access import Access, KeyLimits
 from inferq.producer.gateway.errors import RATE_LIMIT, BadRequest, HttpError, retry_after
 from inferq.protocol.errors import InferqError
 from inferq.protocol.keys import GatewayKeys
-from inferq.protocol.script_call import call_script, digest_of
+from inferq.protocol.script_call import call_script, read_script
 
 logger = structlog.get_logger("inferq.gateway")
 
 #: Seconds after which the slots of a gateway that died are free again.
 LEASE_S: Final = 30.0
+_SCRIPTS: Final = "inferq.producer.gateway.admission.lua"
 #: Slots renewed in one call.
 _RENEWED_AT_ONCE: Final = 500
 
@@ -204,7 +203,8 @@ class Limiter:
 
     async def _call(self, name: str, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
         return await self._client.run(
-            lambda redis: call_script(redis, _script(name), keys, arguments), slot_key=keys[0]
+            lambda redis: call_script(redis, read_script(_SCRIPTS, name), keys, arguments),
+            slot_key=keys[0],
         )
 
 
@@ -239,13 +239,6 @@ def _rate_limited(answer: _Answer, limits: KeyLimits, headers: Mapping[str, str]
         f"Rate limit of this API key reached: {limit} {unit}.{wait}",
         {**headers, **retry_after(answer.wait_ms / 1000)},
     )
-
-
-@cache
-def _script(name: str) -> tuple[str, str]:
-    """Return an operation's text, and the SHA-1 by which servers know it."""
-    text = files("inferq.producer.gateway.admission.lua").joinpath(f"{name}.lua").read_text()
-    return text, digest_of(text)
 
 
 def _ms(seconds: float) -> int:
