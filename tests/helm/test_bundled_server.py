@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -155,30 +157,66 @@ def test_tasks_start_as_the_chart_starts_them_and_wake_a_pool(
         "--health-port=8081": f"--health-port={port}",
         "--workers=4": "--workers=1",
     }
-    assert set(here) <= set(pod.main["args"])
-    arguments = [here.get(argument, argument) for argument in pod.main["args"]]
-    command = [sys.executable, "-P", "-m", "inferq", *arguments, "--promote-interval-s=0.5"]
-    environment = {"PATH": "/usr/bin:/bin", "INFERQ_REDIS_URL": url_of("tasks")}
+    more = "--promote-interval-s=0.5"
+    with started(pod.main["args"], here, url_of("tasks"), tmp_path / "log", more) as process:
+        answers_its_probes(pod, port, process, tmp_path / "log")
+        with Client(url_of("gateway"), queue="small") as client:
+            client.submit([1, 2, 3], delay_s=0.2)
+        with redis.Redis.from_url(url_of("keda")) as scaler:
+            lane = QueueKeys("small").jobs(Lane.NORMAL)
+            wait_for(lambda: scaler.xlen(lane) == 1, process, tmp_path / "log")
+        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
+        assert 'inferq_queue_up{queue="small"} 1' in metrics
+
+
+def test_a_gateway_starts_as_the_chart_starts_it_with_metrics_apart(
+    helm_of, url_of, tmp_path: Path
+) -> None:
+    [pod] = [p for p in helm_of("4").scenario("webhooks").pods if p.component == "gateway"]
+    port, metrics_port = free_port(), free_port()
+    here = {
+        "--batch-storage=/var/lib/inferq/batches": f"--batch-storage={tmp_path / 'batches'}",
+        "--port=8000": f"--port={port}",
+        "--metrics-port=8001": f"--metrics-port={metrics_port}",
+        "--shutdown-delay-s=5": "--shutdown-delay-s=0",
+    }
+    with started(pod.main["args"], here, url_of("gateway"), tmp_path / "log") as process:
+        answers_its_probes(pod, port, process, tmp_path / "log")
+        models = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=30).json()["data"]
+        assert {model["id"] for model in models} == {"Qwen3-8B", "Qwen3-0.6B"}
+        metrics = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", timeout=30).text
+        assert 'inferq_queue_up{queue="chat"} 1' in metrics
+        assert httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).status_code == 404
+
+
+@contextlib.contextmanager
+def started(
+    arguments: list[str], here: dict[str, str], url: str, log: Path, *more: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a container's arguments, some of them changed for this machine."""
+    assert set(here) <= set(arguments)
+    given = [here.get(argument, argument) for argument in arguments]
+    command = [sys.executable, "-P", "-m", "inferq", *given, *more]
+    environment = {"PATH": "/usr/bin:/bin", "INFERQ_REDIS_URL": url}
+    with (
+        log.open("wb") as written,
+        subprocess.Popen(command, env=environment, stderr=written, stdout=written) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+        assert process.wait(60) == 0, log.read_text()
+    assert "NOPERM" not in log.read_text()
+
+
+def answers_its_probes(pod: Any, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     ready, live = (
         f"http://127.0.0.1:{port}{pod.main[probe]['httpGet']['path']}"
         for probe in ("readinessProbe", "livenessProbe")
     )
-    with (
-        (tmp_path / "log").open("wb") as log,
-        subprocess.Popen(command, env=environment, stderr=log, stdout=log) as process,
-    ):
-        try:
-            wait_for(lambda: status_of(ready) == 200, process, tmp_path / "log")
-            assert status_of(live) == 200
-            with Client(url_of("gateway"), queue="small") as client:
-                client.submit([1, 2, 3], delay_s=0.2)
-            with redis.Redis.from_url(url_of("keda")) as scaler:
-                lane = QueueKeys("small").jobs(Lane.NORMAL)
-                wait_for(lambda: scaler.xlen(lane) == 1, process, tmp_path / "log")
-        finally:
-            process.terminate()
-        assert process.wait(60) == 0, (tmp_path / "log").read_text()
-    assert "NOPERM" not in (tmp_path / "log").read_text()
+    wait_for(lambda: status_of(ready) == 200, process, log)
+    assert status_of(live) == 200
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:

@@ -281,6 +281,30 @@ async def test_an_entry_that_nobody_can_read_is_put_away_by_one_worker(scaler, q
     assert await scaler.poll(300) == 0
 
 
+async def test_a_day_begins_and_ends_without_a_worker_and_leaves_no_key(scaler, q) -> None:
+    assert await scaler.poll(0) == 0
+    for _ in range(9):
+        await q.enqueue()
+    assert await scaler.poll(15) == 3
+    running = list((await q.claim("a", max_jobs=4)).claimed)
+    assert await scaler.poll(30) == 3  # nobody waits less because he is served
+    lost = (await q.claim("b", max_jobs=2)).claimed
+    for job in running:
+        await q.end("a", job)
+    assert await scaler.poll(45) == 2  # three wait, and a worker died with two
+    for job in lost:
+        await q.end_lease(job.job_id)
+    while running := (await q.claim("a", idle=True)).claimed:
+        assert await scaler.poll(3600) >= 1
+        for job in running:
+            await q.end("a", job)
+    await q.assert_nothing_is_left()
+    assert await scaler.poll(3899) == 1
+    assert await scaler.poll(3900) == 0
+    await q.enqueue(lane=Lane.HIGH)
+    assert await scaler.poll(80_000) == 1
+
+
 async def test_delayed_jobs_hold_one_worker_which_lets_them_in(scaler, q) -> None:
     ids = [await q.enqueue(delay_ms=3_600_000) for _ in range(50)]
     assert await scaler.poll(0) == 1

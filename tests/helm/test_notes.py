@@ -39,6 +39,16 @@ def test_it_says_what_webhooks_need(helm4, chart) -> None:
     assert "webhook" not in notes(helm4, chart, "minimal")
 
 
+def test_it_says_where_metrics_and_batches_are(helm4, chart) -> None:
+    minimal = notes(helm4, chart, "minimal")
+    assert "of workers on the port 8081, of gateways on 8001." in minimal
+    assert "Batches" not in minimal
+    assert "metrics.podMonitor.enabled tells" not in notes(helm4, chart, "metrics")
+    assert "their files lie in s3://inferq-batches/llm." in notes(helm4, chart, "batches")
+    webhooks = notes(helm4, chart, "webhooks")
+    assert "on the claim release-inferq-batches, which stays when this release goes" in webhooks
+
+
 def test_without_a_gateway_it_points_to_the_sdk(helm4, chart) -> None:
     text = notes(helm4, chart, "no-gateway")
     assert "use the SDK, with INFERQ_REDIS_URL" in text

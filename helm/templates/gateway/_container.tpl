@@ -35,6 +35,10 @@ env:
   {{- with .extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- with .extraEnvFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 ports:
   - name: http
     containerPort: {{ int .port }}

@@ -28,6 +28,10 @@ env:
   {{- with .extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- with .extraEnvFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 ports:
   - name: health
     containerPort: {{ int .healthPort }}
