@@ -93,17 +93,36 @@ class Serving:
             environment=environment,
         )
         stack.callback(worker.kill)
+        tasks = self._start_tasks(environment, stack)
         _say(f"inferq {__version__}: the worker loads {self._plan.worker.model}")
-        code = self._watch([gateway, worker])
+        code = self._watch([gateway, worker, *tasks])
         # the gateway first: what it still has to answer needs the worker
         grace_s = self._plan.gateway.shutdown_delay_s + self._plan.gateway.shutdown_timeout_s
         are_gentle = [
             gateway.end(grace_s + END_MARGIN_S, self._signals),
+            *(each.end(self._tasks_grace_s + END_MARGIN_S, self._signals) for each in tasks),
             worker.end(self._plan.worker.drain_timeout_s + END_MARGIN_S, self._signals),
         ]
         # a worker that could not hand its jobs over says so by its exit code
         is_clean = all(are_gentle) and worker.exit_code != exit_codes.FAILED
         return code if is_clean else code or exit_codes.FAILED
+
+    def _start_tasks(
+        self, environment: Mapping[str, str | None], stack: ExitStack
+    ) -> list[ManagedProcess]:
+        """Start what runs batches, if the gateway takes them."""
+        command = self._plan.tasks_command
+        if command is None:
+            return []
+        tasks = ManagedProcess(
+            "tasks", [*INFERQ, "tasks", *command.arguments], environment=environment
+        )
+        stack.callback(tasks.kill)
+        return [tasks]
+
+    @property
+    def _tasks_grace_s(self) -> float:
+        return 0.0 if self._plan.tasks is None else self._plan.tasks.shutdown_timeout_s
 
     def _watch(self, parts: Sequence[ManagedProcess]) -> int:
         """Return when a signal came (0) or a part ended (the exit code that this makes)."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from inferq.producer.gateway.settings import GatewaySettings
+from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.errors import InvalidRequestError
 from inferq.runtime.flags import Command, add_flags, to_command
 from inferq.runtime.settings import load_settings
@@ -25,7 +26,7 @@ SHARED: Final = tuple(
 
 EPILOG: Final = """\
 Every flag can be given as the environment variable that stands behind it. A flag of both the worker
-and the gateway goes to both.
+and the gateway goes to both. With --batch-storage `inferq tasks` runs too (extra tasks), for batches.
 
 Examples:
   inferq serve ./my-model
@@ -48,8 +49,11 @@ class ServePlan:
 
     worker: WorkerSettings
     gateway: GatewaySettings
+    #: What runs the gateway's batches, where it takes them.
+    tasks: TasksSettings | None
     worker_command: Command
     gateway_command: Command
+    tasks_command: Command | None
     #: The one key that opens the gateway, if any.
     api_key: str | None = field(repr=False)
     #: Whether the server is one of our own.
@@ -114,14 +118,26 @@ def read_plan(argv: Sequence[str]) -> ServePlan:
         given_gateway["port"] = str(_free_port(gateway.host))
         gateway = load_settings(GatewaySettings, given_gateway)
     _check(worker, gateway, api_key)
+    given_tasks = None if gateway.batch_storage is None else _for_tasks(given_gateway, gateway)
     return ServePlan(
         worker,
         gateway,
+        None if given_tasks is None else load_settings(TasksSettings, given_tasks),
         to_command(WorkerSettings, given_worker),
         to_command(GatewaySettings, given_gateway),
+        None if given_tasks is None else to_command(TasksSettings, given_tasks),
         api_key,
         is_embedded,
     )
+
+
+def _for_tasks(given: dict[str, Any], gateway: GatewaySettings) -> dict[str, Any]:
+    """Return what a tasks process needs besides its own variables to run the gateway's batches."""
+    shared = {name: value for name, value in given.items() if name in TasksSettings.shared}
+    shared["queues"] = list(gateway.queues)
+    if "INFERQ_TASKS_WORKERS" not in os.environ:
+        shared["workers"] = "1"
+    return shared
 
 
 def _read_api_key(given: dict[str, Any]) -> str | None:

@@ -9,12 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from inferq.cli.serve import how_it_ended
@@ -108,6 +110,35 @@ def test_nothing_outlives_it_when_it_is_killed(start: Start, leftovers: Leftover
     assert len(leftovers.processes()) >= 8
     serve.kill()
     leftovers.check_there_are_none(timeout_s=20)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.timeout(3 * READY_TIMEOUT_S)
+def test_with_a_storage_it_runs_batches_too(
+    start: Start, leftovers: Leftovers, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    storage = tmp_path_factory.mktemp("storage")
+    serve = start("--served-model-name", "small", "--batch-storage", str(storage))
+    body = {"model": "small", "prompt": "Once", "max_tokens": 4}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    with openai.OpenAI(base_url=f"{address_of(serve)}/v1", api_key="none") as client:
+        file = client.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+        )
+        give_up = time.monotonic() + READY_TIMEOUT_S
+        while batch.status not in ("completed", "failed"):
+            assert time.monotonic() < give_up
+            time.sleep(0.1)
+            batch = client.batches.retrieve(batch.id)
+        assert batch.output_file_id is not None
+        answer = json.loads(client.files.content(batch.output_file_id).read())
+    assert answer["response"]["body"]["usage"]["completion_tokens"] == 4
+    serve.send_signal(signal.SIGINT)
+    serve.communicate(timeout=60)
+    assert serve.returncode == 0
+    leftovers.check_there_are_none()
 
 
 @pytest.mark.model

@@ -46,6 +46,17 @@ def test_a_flag_of_both_goes_to_both() -> None:
         assert {"--retention-s=100", "--log-level=warning"} <= set(command.arguments)
 
 
+def test_batches_bring_a_tasks_process_for_the_gateway_s_queues() -> None:
+    assert plan("--queue", "chat").tasks_command is None
+    made = plan("--queue", "chat", "--batch-storage", "files", "--log-level", "warning")
+    assert made.tasks is not None
+    assert made.tasks_command is not None
+    arguments = set(made.tasks_command.arguments)
+    assert {"--queues=chat", "--batch-storage=files", "--log-level=warning"} <= arguments
+    assert (made.tasks.queues, made.tasks.workers) == (("chat",), 1)
+    assert "--batch-storage=files" in made.gateway_command.arguments
+
+
 @pytest.mark.parametrize("value", [True, False])
 def test_a_switch_reaches_its_part_as_it_was_given(value: bool) -> None:
     flag = "--enable-prefix-caching" if value else "--no-enable-prefix-caching"
