@@ -183,18 +183,29 @@ async def run_turn(
     valkey_url: str, queue: str, store: BatchStore, storage: FileStorage
 ) -> AsyncIterator[Callable[..., Awaitable[None]]]:
     """Run what is due, until there is no more or `stop` is set."""
-    clients = QueueClients(lambda name: AsyncClient(valkey_url, name, retention_s=RETENTION_S))
+    made: list[QueueClients] = []
 
     async def run(
-        stop: asyncio.Event | None = None, *, storage: FileStorage = storage, **options: Any
+        stop: asyncio.Event | None = None,
+        *,
+        storage: FileStorage = storage,
+        queue_limit: int | None = None,
+        **options: Any,
     ) -> None:
+        clients = QueueClients(
+            lambda name: AsyncClient(
+                valkey_url, name, retention_s=RETENTION_S, queue_limit=queue_limit
+            )
+        )
+        made.append(clients)
         given = {"window": 32, "lease_s": 10.0, "file_age_s": 86_400, **options}
         plan = TurnPlan(store=store, storage=storage, clients=clients, **given)
         async with asyncio.timeout(TIMEOUT_S):
             await BatchTurn(plan).run(queue, stop or asyncio.Event())
 
     yield run
-    await clients.aclose()
+    for clients in made:
+        await clients.aclose()
 
 
 @pytest.fixture

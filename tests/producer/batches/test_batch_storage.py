@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from inferq.producer.batches import storage as module
 from inferq.producer.batches.storage import (
-    READ_BYTES,
     UPLOAD_PART_BYTES,
     FileStorage,
     StorageError,
@@ -27,6 +27,10 @@ def any_storage(request: pytest.FixtureRequest, storage: FileStorage) -> FileSto
     if request.param == "s3":
         made = request.getfixturevalue("s3_storage")
     return made
+
+
+#: Few bytes at once, so that a small file takes several reads.
+READ_BYTES = 3 * 2**20
 
 
 async def write(storage: FileStorage, name: str, *pieces: bytes) -> None:
@@ -51,9 +55,12 @@ async def read(storage: FileStorage, name: str, offset: int = 0) -> bytes:
     return b"".join([chunk async for chunk in storage.read(name, offset)])
 
 
-async def test_what_is_written_is_read_from_any_byte_on(any_storage: FileStorage) -> None:
-    whole = os.urandom(2 * READ_BYTES + UPLOAD_PART_BYTES + 3)
-    cut = UPLOAD_PART_BYTES
+async def test_what_is_written_is_read_from_any_byte_on(
+    any_storage: FileStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_BYTES", READ_BYTES)
+    whole = os.urandom(UPLOAD_PART_BYTES + 3)
+    cut = UPLOAD_PART_BYTES - 1
     await write(any_storage, "file-1", whole[:10], whole[10:cut], whole[cut:])
     assert await any_storage.size("file-1") == len(whole)
     assert await read(any_storage, "file-1") == whole
