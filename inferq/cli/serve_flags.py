@@ -26,7 +26,8 @@ SHARED: Final = tuple(
 
 EPILOG: Final = """\
 Every flag can be given as the environment variable that stands behind it. A flag of both the worker
-and the gateway goes to both. With --batch-storage `inferq tasks` runs too (extra tasks), for batches.
+and the gateway goes to both. With --batch-storage `inferq tasks` (extra tasks) runs too, for
+batches.
 
 Examples:
   inferq serve ./my-model
