@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Protocol
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeVar
 
+from inferq.cli import exit_codes
 from inferq.cli.exit_codes import HELP as EXIT_CODES
 from inferq.protocol.keys import DEFAULT_QUEUE
 from inferq.protocol.servers import DEFAULT_URL
+
+T = TypeVar("T")
 
 
 class Commands(Protocol):
@@ -56,3 +62,23 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="into how many partitions the queue is split (default: $INFERQ_PARTITIONS, else 1)",
     )
+
+
+def run_on_server(
+    parser: argparse.ArgumentParser,
+    connect: Callable[[argparse.Namespace], AbstractAsyncContextManager[T]],
+    run: Callable[[T, argparse.Namespace], Awaitable[None]],
+) -> None:
+    """Let a command run with what `connect` makes of its flags; add the flags that it needs."""
+
+    async def run_connected(arguments: argparse.Namespace) -> None:
+        async with connect(arguments) as connected:
+            await run(connected, arguments)
+
+    def run_command(arguments: argparse.Namespace) -> int:
+        asyncio.run(run_connected(arguments))
+        return exit_codes.OK
+
+    add_json_flag(parser)
+    add_server_flags(parser)
+    parser.set_defaults(run=run_command)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from inferq.cli import exit_codes
-from inferq.cli.flags import Commands, add_command, add_json_flag, add_server_flags
+from inferq.cli.flags import Commands, add_command, run_on_server
 from inferq.cli.printing import print_json, print_table
 from inferq.producer import QueueAdmin, WorkerInfo
 from inferq.protocol.errors import DecodeError
@@ -54,19 +52,19 @@ Examples:
 def add_commands(commands: Commands) -> None:
     """Add them to the parser's commands."""
     overview = add_command(commands, "queue", "say what a queue holds", _QUEUE_EXAMPLES)
-    _finish(overview, _queue)
+    run_on_server(overview, _admin, _queue)
     workers = add_command(commands, "workers", "list the workers of a queue", _WORKERS_EXAMPLES)
-    _finish(workers, _workers)
+    run_on_server(workers, _admin, _workers)
     drain = add_command(commands, "drain", "ask a worker to drain and end", _DRAIN_EXAMPLES)
     drain.add_argument("worker", metavar="WORKER", help="its name, as `inferq workers` lists it")
-    _finish(drain, _drain)
+    run_on_server(drain, _admin, _drain)
     dead = commands.add_parser(
         "dead", help="deal with jobs that no worker could serve", allow_abbrev=False
     )
     inner = dead.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listing = add_command(inner, "list", "list the dead letters", _DEAD_EXAMPLES)
     _add_partition(listing)
-    _finish(listing, _dead_list)
+    run_on_server(listing, _admin, _dead_list)
     for name, summary, run in (
         ("show", "show one dead letter, with its job", _dead_show),
         ("redrive", "submit a job of the dead letters anew", _dead_redrive),
@@ -79,7 +77,7 @@ def add_commands(commands: Commands) -> None:
         if many:
             which.add_argument("--all", action="store_true", help="all that can be")
         _add_partition(command)
-        _finish(command, run)
+        run_on_server(command, _admin, run)
 
 
 def _add_partition(parser: argparse.ArgumentParser) -> None:
@@ -88,25 +86,8 @@ def _add_partition(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _finish(
-    parser: argparse.ArgumentParser,
-    run: Callable[[QueueAdmin, argparse.Namespace], Awaitable[None]],
-) -> None:
-    """Add the shared flags, and let the command run with an operator's view of the queue."""
-
-    async def run_with_admin(arguments: argparse.Namespace) -> None:
-        async with QueueAdmin(
-            arguments.redis_url, arguments.queue, partitions=arguments.partitions
-        ) as admin:
-            await run(admin, arguments)
-
-    def run_command(arguments: argparse.Namespace) -> int:
-        asyncio.run(run_with_admin(arguments))
-        return exit_codes.OK
-
-    add_json_flag(parser)
-    add_server_flags(parser)
-    parser.set_defaults(run=run_command)
+def _admin(arguments: argparse.Namespace) -> QueueAdmin:
+    return QueueAdmin(arguments.redis_url, arguments.queue, partitions=arguments.partitions)
 
 
 async def _queue(admin: QueueAdmin, arguments: argparse.Namespace) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import base64
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final
 
 from inferq.cli import exit_codes
-from inferq.cli.flags import Commands, add_command, add_json_flag, add_server_flags
+from inferq.cli.flags import Commands, add_command, run_on_server
 from inferq.cli.printing import print_json, print_table
 from inferq.producer.async_client import DEFAULT_TIMEOUT_S
 from inferq.producer.partitions import Partitions
@@ -45,36 +44,20 @@ def add_commands(commands: Commands) -> None:
         "webhooks", help="look at webhook deliveries, drive dead ones again", allow_abbrev=False
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _finish(add_command(inner, "list", "list the deliveries that were given up", _EXAMPLES), _list)
+    listing = add_command(inner, "list", "list the deliveries that were given up", _EXAMPLES)
+    run_on_server(listing, _store, _list)
     log = add_command(inner, "log", "list the last attempts, newest first", _EXAMPLES)
     log.add_argument(
         "--count", type=_count, default=100, metavar="N", help="most of them (default: %(default)s)"
     )
-    _finish(log, _log)
+    run_on_server(log, _store, _log)
     redrive = add_command(inner, "redrive", "make dead deliveries again, same id", _EXAMPLES)
     which = redrive.add_mutually_exclusive_group(required=True)
     which.add_argument("delivery_id", metavar="ID", nargs="?", help="its id")
     which.add_argument("--all", action="store_true", help="all that are dead")
-    _finish(redrive, _redrive)
+    run_on_server(redrive, _store, _redrive)
     secret = add_command(inner, "secret", "make a secret that signs", _NEW_EXAMPLES)
     secret.set_defaults(run=_secret)
-
-
-def _finish(
-    parser: argparse.ArgumentParser,
-    run: Callable[[DeliveryStore, argparse.Namespace], Awaitable[None]],
-) -> None:
-    async def run_with_store(arguments: argparse.Namespace) -> None:
-        async with _store(arguments) as store:
-            await run(store, arguments)
-
-    def run_command(arguments: argparse.Namespace) -> int:
-        asyncio.run(run_with_store(arguments))
-        return exit_codes.OK
-
-    add_json_flag(parser)
-    add_server_flags(parser)
-    parser.set_defaults(run=run_command)
 
 
 @asynccontextmanager
