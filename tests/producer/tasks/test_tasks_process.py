@@ -131,16 +131,26 @@ def test_two_at_once_do_each_interval_once(
     assert sum(line["event"] == "swept" for r in both for line in r.lines) == 1
 
 
-def test_a_worker_process_that_dies_is_replaced_and_health_is_told(
-    start_tasks: Any, end_job: Any, receiver: Any, closed_port: int
+def test_a_worker_process_that_dies_is_replaced_and_health_and_metrics_are_told(
+    start_tasks: Any, end_job: Any, receiver: Any, closed_port: int, metrics_text: Any
 ) -> None:
     running = start_tasks("--health-port", str(closed_port), "--health-host", "127.0.0.1")
     wait_until(lambda: any(line["event"] == "doing tasks" for line in running.lines))
     for path in ("livez", "readyz"):
         with urllib.request.urlopen(f"http://127.0.0.1:{closed_port}/{path}") as response:
             assert response.status == 200
+
+    def told() -> tuple[float, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{closed_port}/metrics") as response:
+            scrape = metrics_text.Scrape(response.read().decode())
+        metrics_text.check_against_page(scrape)
+        return (
+            scrape.value("inferq_webhook_attempts_total", outcome="delivered"),
+            scrape.value("inferq_tasks_worker_restarts_total"),
+        )
+
     end_job()
-    wait_until(lambda: receiver.got)
+    wait_until(lambda: told() == (1, 0))
     children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")
     for pid in map(int, children.read_text().split()):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -148,7 +158,8 @@ def test_a_worker_process_that_dies_is_replaced_and_health_is_told(
             os.kill(pid, signal.SIGKILL)
     wait_until(lambda: any(line["event"] == "worker process ended" for line in running.lines))
     end_job()
-    wait_until(lambda: len(receiver.got) == 2)
+    wait_until(lambda: told() == (2, 1))  # what the dead one did is not forgotten
+    assert len(receiver.got) == 2
     assert running.end() == 0
 
 
