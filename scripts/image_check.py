@@ -38,12 +38,14 @@ BUILDAH = (
 )
 #: What the image answers as one line of JSON, asked inside it.
 LOOK = """
-import json, os, pathlib, sys
+import json, os, sys
 import inferq
+tops = [f"/{name}" for name in os.listdir("/") if name not in ("proc", "sys", "dev")]
+files = [os.path.join(at, name) for top in tops for at, _, names in os.walk(top) for name in names]
 print(json.dumps({
     "user": os.getuid(), "group": os.getgid(), "folder": os.getcwd(),
     "source": sorted(os.listdir(".")), "module": inferq.__file__, "path": sys.path,
-    "secrets": [str(p) for p in pathlib.Path("/").glob("*/**/.env*")],
+    "secrets": [path for path in files if os.path.basename(path).startswith(".env")],
 }))
 """
 #: Starts a gateway, asks it as the health check does, and ends it.

@@ -93,6 +93,7 @@ OTHERS: dict[str, Any] = {
     "interval": "7s",
     "scrapeTimeout": "7s",
     "gatewayErrorShare": 0.5,
+    "gateway.port": 8123,
     "extraEgress": [{"ports": []}],
     "extraEnv": [{"name": "OTHER", "value": "x"}],
     "extraEnvFrom": [{"secretRef": {"name": "other"}}],
