@@ -224,6 +224,20 @@ def test_the_index_lists_every_page() -> None:
     assert pages <= linked
 
 
+def test_every_example_is_run_by_a_test() -> None:
+    tests = [(ROOT / name).read_text() for name in TREE if re.match(r"tests/.*test_\w+\.py", name)]
+    examples = [
+        Path(name).name for name in TREE if re.fullmatch(r"examples/[\w/]+\.(py|mjs)", name)
+    ]
+    imported = {"msgpack.mjs", "redis.mjs"}  # by the client in Node.js
+    forgotten = [
+        example
+        for example in examples
+        if example not in imported and not any(f'"{example}"' in text for text in tests)
+    ]
+    assert forgotten == []
+
+
 def test_every_hook_calls_a_target_of_the_makefile() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
