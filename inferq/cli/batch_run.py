@@ -36,7 +36,6 @@ def run_batch(arguments: argparse.Namespace) -> int:
 
     Raises `InvalidRequestError` for files that are not as they must be.
     """
-    configure_logging("warning", "auto")
     batch = _batch(arguments)
     began = time.monotonic()
     try:
@@ -78,6 +77,7 @@ async def _run(batch: LocalBatch, arguments: argparse.Namespace) -> LocalResult:
     )
     try:
         with shown_progress() as show:
+            configure_logging("warning", "auto")  # a bar lets lines through above it from here on
             async with _watch_for_workers(clients.of(batch.terms.queues[0])):
                 return await run_local_batch(batch, clients, stop=stop, on_progress=show)
     finally:
