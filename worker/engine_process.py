@@ -98,7 +98,7 @@ class Outbox:
                 rows = [encode_output(output) for output in outputs.values()]
                 self._connection.send_bytes(pack(["steps", steps, rows, stats, timed]))
                 if block_map is not None:
-                    self._connection.send_bytes(pack(["blocks", _snapshot_of(block_map).encode()]))
+                    self._connection.send_bytes(pack(["blocks", snapshot_of(block_map).encode()]))
         except OSError:
             os._exit(EXIT_ORPHANED)
 
@@ -251,7 +251,7 @@ def main(connection: Connection) -> int:
     return 0
 
 
-def _snapshot_of(block_map: BlockMap) -> BlockSnapshot:
+def snapshot_of(block_map: BlockMap) -> BlockSnapshot:
     """Return a block map as it goes to the queue: with the ends of jobs' ids, nothing else."""
     return BlockSnapshot(
         num_blocks=block_map.num_blocks,

@@ -1,10 +1,9 @@
 // Copies of the page's templates, and numbers as people read them.
 
-/** Copy a template into `parent`; `part(name)` finds what has `data-is="name"` in it. */
-export function copyOf(template, parent) {
+/** Copy a template; `part(name)` finds what has `data-is="name"` in it. */
+export function copyOf(template) {
   const root = document.getElementById(template).content.firstElementChild.cloneNode(true);
   const parts = new Map(Array.from(root.querySelectorAll("[data-is]"), (part) => [part.dataset.is, part]));
-  parent.append(root);
   return { root, part: (name) => parts.get(name) };
 }
 

@@ -8,7 +8,8 @@ const LANES = ["high", "normal", "low"];
 
 /** Add a queue to `parent`; `show` brings it up to date, `ask` fetches data. */
 export function showQueue(parent, ask) {
-  const { root, part } = copyOf("queue", parent);
+  const { root, part } = copyOf("queue");
+  parent.append(root);
   const depth = new Chart(part("depth"), { label: part("depth-at"), since: part("depth-since") }, {
     series: LANES.toReversed(),
     isStacked: true,
@@ -28,10 +29,10 @@ export function showQueue(parent, ask) {
       card.remove();
       workers.delete(name);
     }
-    for (const [name, worker] of named) {
-      if (!workers.has(name)) workers.set(name, showWorker(part("workers"), queue, worker, ask));
+    [...named].forEach(([name, worker], i) => {
+      if (!workers.has(name)) workers.set(name, showWorker(part("workers"), i, queue, worker, ask));
       workers.get(name).show(worker);
-    }
+    });
     part("no-worker").hidden = found.length > 0;
   }
 

@@ -6,9 +6,10 @@ import { copyOf, count, seconds } from "./parts.js";
 const EVERY_MS = 1_000;
 const WORDS = { late: "does not answer", gone: "gone" };
 
-/** Add a worker's card to `parent`; `ask` fetches data. */
-export function showWorker(parent, queue, { name, partition }, ask) {
-  const { root, part } = copyOf("worker", parent);
+/** Add a worker's card to `parent` as its child number `place`; `ask` fetches data. */
+export function showWorker(parent, place, queue, { name, partition }, ask) {
+  const { root, part } = copyOf("worker");
+  parent.insertBefore(root, parent.children[place] ?? null);
   const map = new BlockMap(part("canvas"), part("tip"));
   const address = new URLSearchParams({ queue, worker: name, partition });
   let isInView = false;

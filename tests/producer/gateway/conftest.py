@@ -42,7 +42,7 @@ FLAGS = (
     "--disable-sync",
 )
 #: For a machine that others use too.
-PATIENCE_MS = 90_000
+PATIENCE_MS = 60_000
 
 
 def _load_stand_in() -> ModuleType:
