@@ -69,8 +69,6 @@ class EngineClient:
         self.steps = 0
         self.last_step_at = time.monotonic()
         self.stats: dict[str, int] = {}
-        #: Tokens that all outputs brought.
-        self.generated_tokens = 0
         self._snapshot: asyncio.Future[bytes] | None = None
         self.step_books = StepBooks()
 
@@ -208,7 +206,6 @@ class EngineClient:
             self.last_step_at = time.monotonic()
         self.stats = stats
         outputs = [decode_output(row) for row in rows]
-        self.generated_tokens += sum(len(output.token_ids) for output in outputs)
         self._unanswered.difference_update(
             output.request_id for output in outputs if output.request_finished
         )

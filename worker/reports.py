@@ -14,6 +14,7 @@ import structlog
 from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.scripts import QueueScripts
 from inferq.version import __version__
+from inferq.worker.books import JobBooks
 from inferq.worker.engine_client import EngineClient, EngineInfo
 from inferq.worker.settings import WorkerSettings
 from inferq.worker.snapshots import Snapshots
@@ -38,12 +39,14 @@ class Reporter:
         engine: EngineClient,
         info: EngineInfo,
         snapshots: Snapshots,
+        books: JobBooks,
     ) -> None:
         self._settings = settings
         self._scripts = scripts
         self._engine = engine
         self._info = info
         self._snapshots = snapshots
+        self._books = books
         self._rates = TokenRates()
         self._swept_at = time.monotonic()
         #: Whether the last report succeeded.
@@ -85,8 +88,8 @@ class Reporter:
 
     def _state(self, *, is_draining: bool) -> dict[str, Any]:
         stats, blocks = self._engine.stats, self._info.num_blocks
-        prompt_tokens = stats.get("prefix_queries", 0)
-        generated_tokens = self._engine.generated_tokens
+        prompt_tokens = self._books.prompt_tokens
+        generated_tokens = self._books.generation_tokens
         return {
             "model": self._settings.model_name,
             "adapters": list(self._settings.lora_adapters or ()),

@@ -265,7 +265,7 @@ class WorkerSession:
             books=books.publishing,
         )
         self._snapshots = Snapshots(client, keys, worker, engine)
-        self._reporter = Reporter(settings, scripts, engine, info, self._snapshots)
+        self._reporter = Reporter(settings, scripts, engine, info, self._snapshots, books.jobs)
         engine.on_outputs = dispatcher.receive
         engine.on_events = dispatcher.follow
 

@@ -123,7 +123,6 @@ class StandInEngine(EngineClient):
                 if not request.done:
                     self._running.pop(request_id, None)
             if outputs:
-                self.generated_tokens += len(outputs)
                 self.on_outputs(outputs)
 
     def _step(self, request_id: str, request: _Request) -> list[EngineOutput]:
@@ -250,6 +249,7 @@ class StandInWorker:
         max_model_len: int = 4096,
         adapters: dict[str, str] | None = None,
         drain_timeout_s: float = 0,
+        lease_s: float = 20.0,
         tracing: Any = None,
     ) -> None:
         self._tracing = tracing
@@ -264,6 +264,7 @@ class StandInWorker:
             drain_timeout_s=drain_timeout_s,
             report_interval_s=0.2,
             max_jobs=4096,
+            lease_s=lease_s,
         )
         self._options = {"step_s": step_s, "max_model_len": max_model_len}
         self._thread = _LoopThread(self._main)
