@@ -23,7 +23,7 @@ from redis.asyncio import (
 )
 from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import (
@@ -163,6 +163,12 @@ class SentinelRouter:
         )
         try:
             host, port = await sentinel.discover_master(self._service)
+        except MasterNotFoundError:
+            # no `from`: redis shows every option of every connection in it
+            raise ConnectionError(
+                f"no Sentinel names a primary of {self._service!r}: they cannot be reached, refuse "
+                "us, or do not know it"
+            ) from None
         finally:
             for asked in sentinel.sentinels:
                 await asked.aclose()

@@ -47,7 +47,7 @@ def _unreachable(error: InferqError) -> Finding:
             else "check user, password and database in INFERQ_REDIS_URL (special characters as "
             "%XX), and on the server: ACL GETUSER NAME"
         )
-    elif "certificate" in text.lower() or "SSL" in text:
+    elif "certificate" in text.lower():
         advice = (
             "name the authority that signed it: rediss://…?ssl_ca_certs=FILE, and the host as the "
             "certificate does"

@@ -271,3 +271,15 @@ def test_each_command_of_a_role_is_asked_for(
     assert code == 1
     missing = " ".join(name for name in COMMANDS[role] if name not in implied)
     assert findings["rights", role.value]["message"] == f"this user lacks {missing}"
+
+
+def test_sentinels_that_are_away_are_told_without_their_password(doctor: Doctor) -> None:
+    url = "redis+sentinel://:sesam@127.0.0.1:1/svc?sentinel_password=hush"
+    code, findings = doctor("--only", "redis", "--timeout", "1", "--redis-url", url)
+    assert code == 1
+    message = findings["redis", "connection"]["message"]
+    assert message.endswith(
+        "no Sentinel names a primary of 'svc': they cannot be reached, refuse us, or do not know it"
+    )
+    assert "sesam" not in str(findings)
+    assert "hush" not in str(findings)
