@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -38,10 +39,10 @@ FENCES = re.compile(r"^```.*?^```$", re.M | re.S)
 
 
 def _tree() -> Iterator[str]:
-    for path in ROOT.rglob("*"):
-        parts = path.relative_to(ROOT).parts
-        if not FOREIGN_FOLDERS.intersection(parts) and path.is_file():
-            yield "/".join(parts)
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if name not in FOREIGN_FOLDERS]
+        for file in files:
+            yield Path(folder, file).relative_to(ROOT).as_posix()
 
 
 TREE = frozenset(_tree())
