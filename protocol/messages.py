@@ -46,7 +46,7 @@ from inferq.protocol.prompts import (
     decode_prompt,
     encode_prompt,
 )
-from inferq.protocol.trace_context import TraceContext
+from inferq.protocol.trace_context import TraceContext, trace_from_wire, trace_to_wire
 from inferq.protocol.wire import pack, pairs, typed, unpack
 
 __all__ = [
@@ -142,11 +142,7 @@ class Job:
         if self.return_prompt_token_ids:
             wire["rp"] = True
         wire["t"] = self.created_ms
-        if self.trace is not None:
-            wire["tp"] = self.trace.traceparent
-            if self.trace.tracestate is not None:
-                wire["ts"] = self.trace.tracestate
-        return pack(wire)
+        return pack({**wire, **trace_to_wire(self.trace)})
 
     @classmethod
     def decode(cls, payload: bytes) -> Job:
@@ -169,7 +165,7 @@ class Job:
                 cache_salt=wire.get("cs"),
                 task=_decode_task(wire),
                 return_prompt_token_ids=typed(wire, "rp", bool, False),
-                trace=TraceContext.read(wire.get("tp"), wire.get("ts")),
+                trace=trace_from_wire(wire),
             )
         except (TypeError, LookupError) as error:
             raise DecodeError(f"not a job: {error}", payload) from None

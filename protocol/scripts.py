@@ -33,6 +33,7 @@ from inferq.protocol.replies import (
     Swept,
 )
 from inferq.protocol.script_call import call_script, read_script
+from inferq.protocol.trace_context import TraceContext
 from inferq.protocol.webhooks import Webhook
 from inferq.protocol.wire import number, text, unpack
 
@@ -127,6 +128,7 @@ class QueueScripts:
             idempotency_key=idempotency_key,
             note=note,
             webhook=webhook,
+            trace=job.trace,
         )
 
     async def enqueue_payload(
@@ -145,6 +147,7 @@ class QueueScripts:
         idempotency_key: str | None = None,
         note: bytes | None = None,
         webhook: Webhook | None = None,
+        trace: TraceContext | None = None,
     ) -> Enqueued:
         """Do what `enqueue` does for a job that is encoded already."""
         self._check_partition(job_id)
@@ -174,7 +177,7 @@ class QueueScripts:
             retention_ms,
             key,
             note or b"",
-            b"" if webhook is None else webhook.encode(),
+            b"" if webhook is None else webhook.encode(trace),
             MAX_OUTBOX,
             keys=(self.keys.idem(key),) if key else (),
         )

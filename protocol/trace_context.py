@@ -6,6 +6,7 @@ The forms are those of https://www.w3.org/TR/trace-context/.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -23,6 +24,7 @@ _MEMBER: Final = re.compile(
     r"(?:[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
     r"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 )
+_TRACE_ID: Final = re.compile(r"[0-9a-f]{32}")
 _SAMPLED: Final = 1
 
 
@@ -75,6 +77,25 @@ class TraceContext:
     def is_sampled(self) -> bool:
         """Whether the caller records the trace."""
         return bool(int(self.traceparent[53:55], 16) & _SAMPLED)
+
+
+def trace_id_of(job_id: str) -> str | None:
+    """Return the trace that a job begins which is in none: its id's own digits."""
+    digits = job_id.partition("-")[0]
+    return digits if _TRACE_ID.fullmatch(digits) and digits.strip("0") else None
+
+
+def trace_to_wire(trace: TraceContext | None) -> dict[str, str]:
+    """Return what a message has of a trace: `tp` the parent, `ts` the state."""
+    if trace is None:
+        return {}
+    state = {} if trace.tracestate is None else {"ts": trace.tracestate}
+    return {"tp": trace.traceparent, **state}
+
+
+def trace_from_wire(wire: Mapping[str, object]) -> TraceContext | None:
+    """Return what a message says of its trace, if that is well-formed."""
+    return TraceContext.read(wire.get("tp"), wire.get("ts"))
 
 
 def is_traceparent(value: object) -> bool:

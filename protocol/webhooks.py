@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from inferq.protocol.errors import DecodeError, InvalidRequestError
 from inferq.protocol.messages import FinishReason
 from inferq.protocol.param_checks import check_utf8
+from inferq.protocol.trace_context import TraceContext, trace_from_wire, trace_to_wire
 from inferq.protocol.wire import number, pack, text, typed, unpack
 
 #: Longest URL of a receiver, in bytes.
@@ -72,9 +73,10 @@ class Webhook:
                 limit=64,
             )
 
-    def encode(self) -> bytes:
-        """Return it as it travels."""
-        return pack({"u": self.url, "e": list(self.events), "s": self.secret})
+    def encode(self, trace: TraceContext | None = None) -> bytes:
+        """Return it as it travels, with the trace of its job."""
+        wire = {"u": self.url, "e": list(self.events), "s": self.secret}
+        return pack({**wire, **trace_to_wire(trace)})
 
     @classmethod
     def decode(cls, payload: bytes) -> Self:
@@ -84,6 +86,11 @@ class Webhook:
             return cls(typed(wire, "u", str), typed(wire, "e", list), typed(wire, "s", str))
         except (LookupError, TypeError, InvalidRequestError) as error:
             raise DecodeError(f"webhook: {error}", payload) from None
+
+
+def trace_of_hook(payload: bytes) -> TraceContext | None:
+    """Return the trace of the job whose webhook travels as `payload`; raise `DecodeError`."""
+    return trace_from_wire(unpack(payload, MAX_WEBHOOK_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

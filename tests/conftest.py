@@ -89,8 +89,10 @@ def smollm2() -> Path:
 @pytest.fixture
 def collector() -> Iterator[Any]:
     """A running `Collector` of `otlp_collector.py`: takes traces."""
-    with _module("otlp_collector").Collector() as running:
+    module = _module("otlp_collector")
+    with module.Collector() as running:
         yield running
+    module.restore_loggers()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -107,6 +108,13 @@ class Collector:
                 for scope in resource.scope_spans:
                     self.spans += [_collected(service, span) for span in scope.spans]
             self._arrived.notify_all()
+
+
+def restore_loggers() -> None:
+    """Undo what making traces did to OpenTelemetry's loggers."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("opentelemetry") and isinstance(logger, logging.Logger):
+            logger.setLevel(logging.NOTSET)
 
 
 def _collected(service: str, span: Any) -> CollectedSpan:

@@ -50,7 +50,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         SETTINGS | {"prometheus_client"},
         {
             *("inferq.protocol.errors", "inferq.protocol.keys", "inferq.protocol.servers"),
-            "inferq.runtime.spans",
+            *("inferq.runtime.spans", "inferq.version"),
         },
     ),
     "inferq.runtime.spans": (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from inferq.protocol.messages import Job, Task, Terminal
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.prompts import ChatPrompt
+from inferq.protocol.trace_context import trace_id_of
 from inferq.runtime.tracing import Kind
 from inferq.worker.engine.requests.request_events import EventKind, RequestEvent
 from inferq.worker.queue.running import RunningJob
@@ -119,7 +120,7 @@ class JobTraces:
             f"process {self._queue}",
             Kind.CONSUMER,
             parent=message.trace,
-            trace_id=message.id.partition("-")[0],
+            trace_id=trace_id_of(message.id),
             start_ns=claimed_ns,
             attributes=_attributes(message, job, self._queue, self._model),
         )

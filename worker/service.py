@@ -297,7 +297,7 @@ class WorkerSession:
             )
             failed = [task for task in done if task is not stopped]
             for task in failed:
-                logger.error("part ended", part=task.get_name(), exc_info=task.exception())
+                logger.error("part ended", part=task.get_name(), fault=task.exception())
             # No more claims before the hand-back: it would claim its own jobs again.
             self._claimer.stop()
             await asyncio.wait([claiming], timeout=CLAIM_END_S)

@@ -31,6 +31,7 @@ class Kind(StrEnum):
 
     INTERNAL = "internal"
     SERVER = "server"
+    CLIENT = "client"
     PRODUCER = "producer"
     CONSUMER = "consumer"
 
@@ -58,6 +59,12 @@ def start_tracing(
         raise MissingExtraError("tracing", missing) from None
     url = None if endpoint is None else traces_url(endpoint)
     return Tracing.start(service, url, instance=instance)
+
+
+def check_tracing(service: str, endpoint: str | None) -> None:
+    """Raise what `start_tracing` would, in a process whose children make the traces."""
+    if tracing := start_tracing(service, endpoint):
+        tracing.close()
 
 
 def is_wanted(endpoint: str | None, environment: Mapping[str, str]) -> bool:

@@ -132,8 +132,8 @@ class _BatchRun:
         except (StorageError, ServerLost) as error:
             logger.warning("batch waits", batch=self._record.id, reason=str(error))
             await self._tolerantly(self._later(error))
-        except Exception as error:
-            logger.exception("batch failed, and is tried again", batch=self._record.id)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the batch waits for another try
+            logger.error("batch failed, and is tried again", batch=self._record.id, fault=error)
             await self._tolerantly(self._later(error))
         finally:
             await end_tasks([keeping, working])

@@ -24,6 +24,7 @@ from inferq.runtime.flags import settings_parser
 from inferq.runtime.health import HealthServer
 from inferq.runtime.logs import configure_logging
 from inferq.runtime.settings import load_settings
+from inferq.runtime.tracing import check_tracing
 
 logger = structlog.get_logger("inferq.tasks")
 
@@ -73,6 +74,7 @@ def main(argv: Sequence[str]) -> int:
     settings = read_settings(given)
     configure_logging(settings.log_level, settings.log_format, show_prompts=settings.log_prompts)
     log_start("tasks", settings, queues=list(settings.queues))
+    check_tracing("inferq-tasks", settings.tracing_endpoint)
     if burst:
         run_burst(settings)
     else:

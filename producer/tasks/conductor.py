@@ -102,7 +102,7 @@ class QueueConductor:
     async def _accept(self, entry: OutboxEntry, last: Event | None) -> None:
         delivery = to_delivery(entry, last, queue=self.queue)
         if delivery is not None and await self._store.accept(delivery):
-            logger.debug("webhook accepted", delivery=delivery.delivery_id, told=delivery.event)
+            logger.debug("webhook accepted", job_id=entry.job_id, told=delivery.event)
 
     async def _give_deliveries(self) -> None:
         """Have as many workers deliver as there is work for, less those that are asked already."""

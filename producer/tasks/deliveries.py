@@ -10,6 +10,7 @@ from inferq.producer.server import RedisServer
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import TaskKeys
 from inferq.protocol.script_call import call_script, read_script
+from inferq.protocol.trace_context import TraceContext, trace_to_wire
 from inferq.protocol.wire import number, text
 
 _SCRIPTS: Final = "inferq.producer.tasks.lua"
@@ -33,6 +34,7 @@ class NewDelivery:
     url: str
     secret: str
     body: bytes
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,21 @@ class TakenDelivery:
     url: str
     secret: str
     body: bytes
+    job_id: str = ""
+    trace: TraceContext | None = None
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> Self:
+        """Build from the script's reply."""
+        id_, attempt, url, secret, body, job, parent, state = row
+        trace = TraceContext.read(text(parent), text(state))
+        return cls(id_.decode(), attempt, url.decode(), secret.decode(), body, text(job), trace)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What log lines about it name the job by."""
+        trace = {} if self.trace is None else {"trace_id": self.trace.trace_id}
+        return {"job_id": self.job_id, **trace}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +134,14 @@ class DeliveryStore:
         """Record a delivery, which is due at once; false if it was known already."""
         keys = (self._keys.delivery(new.delivery_id), self._keys.due)
         arguments = (new.delivery_id, new.job_id, new.event, new.url, new.secret, new.body)
-        return bool(await self._call("accept", keys, *arguments))
+        trace = trace_to_wire(new.trace)
+        traced = (trace.get("tp", ""), trace.get("ts", ""))
+        return bool(await self._call("accept", keys, *arguments, *traced))
 
     async def take(self, *, most: int, lease_ms: int) -> list[TakenDelivery]:
         """Take deliveries that are due; those not reported within the lease are due again."""
         rows = await self._call("take", (self._keys.due,), self._keys.deliveries, most, lease_ms)
-        return [
-            TakenDelivery(id_.decode(), attempt, url.decode(), secret.decode(), body)
-            for id_, attempt, url, secret, body in rows
-        ]
+        return [TakenDelivery.from_row(row) for row in rows]
 
     async def report(
         self,

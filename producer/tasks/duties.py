@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import structlog
@@ -32,7 +32,12 @@ from inferq.producer.tasks.settings import TasksSettings
 from inferq.producer.tasks.signing import Secrets
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import QueueKeys, TaskKeys
+from inferq.protocol.trace_context import trace_id_of
 from inferq.protocol.upkeep import UpkeepScripts
+from inferq.runtime.tracing import Kind
+
+if TYPE_CHECKING:
+    from inferq.runtime.spans import Tracing
 
 logger = structlog.get_logger("inferq.tasks")
 
@@ -67,7 +72,9 @@ class Duties:
         settings: TasksSettings,
         is_stopping: Callable[[], bool] = lambda: False,
         counts: TaskCounts | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
         self._settings = settings
         self._is_stopping = is_stopping
         self._counts = counts or TaskCounts()
@@ -88,7 +95,8 @@ class Duties:
         """Make the deliveries that are due, until there are no more or others want a turn."""
         async with self._partitions(queue) as partitions:
             server = partitions.server_of(TaskKeys.PREFIX)
-            round_ = _Round(self._settings, DeliveryStore(server, queue), self._counts)
+            store = DeliveryStore(server, queue)
+            round_ = _Round(self._settings, store, self._counts, self._tracing)
             stop_at = time.monotonic() + DELIVER_FOR_S
             while await round_.run() and time.monotonic() < stop_at:
                 pass
@@ -168,7 +176,14 @@ def _read_secrets(settings: TasksSettings) -> Secrets:
 class _Round:
     """Takes deliveries that are due and makes them, some at once."""
 
-    def __init__(self, settings: TasksSettings, store: DeliveryStore, counts: TaskCounts) -> None:
+    def __init__(
+        self,
+        settings: TasksSettings,
+        store: DeliveryStore,
+        counts: TaskCounts,
+        tracing: Tracing | None,
+    ) -> None:
+        self._tracing = tracing
         self._settings = settings
         self._store = store
         self._counts = counts
@@ -218,7 +233,7 @@ class _Round:
 
     async def _deliver(self, delivery: TakenDelivery, host: str) -> None:
         began = time.monotonic()
-        attempt = await self._sender.send(delivery)
+        attempt = await self._send(delivery, host)
         took_ms = int((time.monotonic() - began) * 1000)
         outcome, next_ms = self._judge(delivery, attempt)
         if attempt.pause_s > 0:
@@ -238,6 +253,7 @@ class _Round:
         log(
             "webhook",
             outcome=outcome.value,
+            **delivery.names,
             delivery=delivery.delivery_id,
             attempt=delivery.attempt,
             host=host,
@@ -245,6 +261,30 @@ class _Round:
             reason=attempt.reason,
             took_ms=took_ms,
         )
+
+    async def _send(self, delivery: TakenDelivery, host: str) -> Attempt:
+        """Make the attempt, as a part of the job's trace where there are traces."""
+        if self._tracing is None:
+            return await self._sender.send(delivery)
+        span = self._tracing.span(
+            "webhook",
+            Kind.CLIENT,
+            parent=delivery.trace,
+            trace_id=trace_id_of(delivery.job_id),
+            attributes={
+                "http.request.method": "POST",
+                "server.address": host,
+                "messaging.message.id": delivery.job_id,
+                "inferq.attempt": delivery.attempt,
+            },
+        )
+        attempt = await self._sender.send(delivery, span.context)
+        if attempt.status:
+            span.set({"http.response.status_code": attempt.status})
+        if attempt.outcome is not Outcome.DELIVERED:
+            span.fail(str(attempt.status or attempt.outcome.value))
+        span.end()
+        return attempt
 
     def _judge(self, delivery: TakenDelivery, attempt: Attempt) -> tuple[Outcome, int]:
         """Return what becomes of the delivery, and in how many ms it is tried again."""

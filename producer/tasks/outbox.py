@@ -9,7 +9,7 @@ from typing import Any
 from inferq.producer.tasks.deliveries import NewDelivery
 from inferq.protocol.errors import DecodeError
 from inferq.protocol.messages import Event, FinishReason
-from inferq.protocol.webhooks import EVENT_OF, OutboxEntry, Webhook
+from inferq.protocol.webhooks import EVENT_OF, OutboxEntry, Webhook, trace_of_hook
 
 
 def delivery_id_of(job_id: str) -> str:
@@ -50,6 +50,7 @@ def to_delivery(entry: OutboxEntry, last: Event | None, *, queue: str) -> NewDel
         url=webhook.url,
         secret=webhook.secret,
         body=json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode(),
+        trace=trace_of_hook(entry.hook),
     )
 
 

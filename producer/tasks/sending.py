@@ -16,6 +16,7 @@ import httpcore
 from inferq.producer.tasks.addresses import AddressRefused, CheckedBackend
 from inferq.producer.tasks.deliveries import TakenDelivery
 from inferq.producer.tasks.signing import Secrets, signed_headers
+from inferq.protocol.trace_context import TraceContext
 from inferq.version import __version__
 
 #: Longest wait in seconds that a receiver may ask for.
@@ -65,8 +66,8 @@ class Sender:
         self._allow_http = allow_http
         self._tls = ssl.create_default_context()
 
-    async def send(self, delivery: TakenDelivery) -> Attempt:
-        """Post a delivery once."""
+    async def send(self, delivery: TakenDelivery, trace: TraceContext | None = None) -> Attempt:
+        """Post a delivery once, in a trace that the receiver may go on from."""
         if urlsplit(delivery.url).scheme != "https" and not self._allow_http:
             return Attempt(Outcome.DEAD, "plain http is not allowed here")
         secrets = self._secrets.get(delivery.secret)
@@ -77,6 +78,7 @@ class Sender:
             "content-type": "application/json",
             "content-length": str(len(delivery.body)),
             "user-agent": f"inferq/{__version__}",
+            **_headers_of(trace),
         }
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -105,6 +107,13 @@ class Sender:
             ) as response,
         ):
             return _judge(response)
+
+
+def _headers_of(trace: TraceContext | None) -> dict[str, str]:
+    if trace is None:
+        return {}
+    state = {} if trace.tracestate is None else {"tracestate": trace.tracestate}
+    return {"traceparent": trace.traceparent, **state}
 
 
 def _judge(response: httpcore.Response) -> Attempt:

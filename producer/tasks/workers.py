@@ -21,6 +21,7 @@ from inferq.producer.tasks.safe_rq import task_worker
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.servers import ServerUrl
 from inferq.runtime.logs import configure_logging
+from inferq.runtime.tracing import start_tracing
 
 logger = structlog.get_logger("inferq.tasks")
 
@@ -46,7 +47,8 @@ def perform_tasks(
     quiet_rq()
     connection = rq_connection(ServerUrl.parse(settings.redis_url.get_secret_value()))
     stopping = threading.Event()
-    duties = Duties(settings, stopping.is_set, counts)
+    tracing = start_tracing("inferq-tasks", settings.tracing_endpoint)
+    duties = Duties(settings, stopping.is_set, counts, tracing)
     try:
         worker = task_worker(
             connection,
@@ -58,6 +60,8 @@ def perform_tasks(
         worker.work(burst=burst, logging_level=None)
     finally:
         connection.close()
+        if tracing is not None:
+            tracing.close()
 
 
 def _worker_process(settings: TasksSettings, counts: TaskCounts) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,15 +26,6 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", ENDPOINT, "OTEL_SERVICE_NAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-
-
-@pytest.fixture(autouse=True)
-def keep_loggers() -> Iterator[None]:
-    """Undo at the end what tracing did to OpenTelemetry's loggers."""
-    yield
-    for name, logger in logging.root.manager.loggerDict.items():
-        if name.startswith("opentelemetry") and isinstance(logger, logging.Logger):
-            logger.setLevel(logging.NOTSET)
 
 
 @pytest.mark.parametrize(

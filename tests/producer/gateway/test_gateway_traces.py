@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -35,9 +34,6 @@ def tracing(collector: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracing
     tracing = Tracing.start("inferq-worker", f"{collector.url}/v1/traces")
     yield tracing
     tracing.close()
-    for name, logger in logging.root.manager.loggerDict.items():
-        if name.startswith("opentelemetry") and isinstance(logger, logging.Logger):
-            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture
