@@ -101,6 +101,10 @@ def release(helm: Any, kubernetes_api: Any, tmp_path: Path) -> Iterator[Release]
         yield Release(helm, cluster, url, tmp_path)
 
 
+#: For what Helm does not decide.
+only_helm4 = pytest.mark.parametrize("helm", ["4"], indirect=True)
+
+
 def changed(path: str, value: Any) -> dict[str, Any]:
     """VALUES with another value."""
     values = copy.deepcopy(VALUES)
@@ -168,6 +172,7 @@ def without(specifications: dict[tuple[str, str], Any], *endings: str) -> dict[A
     return {at: value for at, value in specifications.items() if not at[1].endswith(endings)}
 
 
+@only_helm4
 def test_an_upgrade_keeps_passwords_selectors_and_the_autoscalers_number(release, chart) -> None:
     release.put("install", chart, VALUES, "--create-namespace")
     passwords, before = release.passwords(), release.specifications()
@@ -185,6 +190,7 @@ def test_an_upgrade_keeps_passwords_selectors_and_the_autoscalers_number(release
         assert value.get("spec", {}).get("selector") == before[at].get("spec", {}).get("selector")
 
 
+@only_helm4
 def test_a_new_version_of_the_chart_alone_restarts_no_pod(release, chart, tmp_path: Path) -> None:
     release.put("install", chart, VALUES, "--create-namespace")
     before = release.specifications()
@@ -232,6 +238,7 @@ def test_uninstalling_leaves_downloaded_models_and_nothing_else(release, chart) 
     assert release.cluster.everything() == {("PersistentVolumeClaim", "release-inferq-models-chat")}
 
 
+@only_helm4
 def test_what_an_api_server_refuses_stops_an_upgrade_and_changes_no_pod(release, chart) -> None:
     release.put("install", chart, VALUES, "--create-namespace")
     before = release.specifications()

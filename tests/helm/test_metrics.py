@@ -184,6 +184,15 @@ def test_workers_scale_on_the_outstanding_tokens_of_their_queue(helm4) -> None:
     assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "30000"}
 
 
+def test_the_documented_rule_of_an_adapter_brings_that_metric() -> None:
+    text = (DOCUMENT.parent / "kubernetes.md").read_text()
+    [series] = re.findall(r"seriesQuery: '(\w+)\{", text)
+    [query] = re.findall(r"metricsQuery: '(.+)'$", text, flags=re.MULTILINE)
+    assert series == "inferq_queue_outstanding_tokens"
+    assert series in query
+    assert faults_of(query.replace("<<.LabelMatchers>>", 'queue="chat"')) == []
+
+
 def test_the_target_of_a_partition_is_of_its_share_of_the_queues_tokens(helm4) -> None:
     rendering = helm4.values(
         {
