@@ -54,6 +54,8 @@ FAR, MOST_AGREEMENT_LOST, MOST_OTHERS = 0.24, 0.21, 4
 #: A choice is clear if its two best logits lie apart by more than this many times what rounding
 #: typically (root mean square over all positions) moves them apart or together.
 CLEAR = 2.0
+#: Logprobs that lie closer than this are as good as each other.
+CLOSE = 0.05
 #: What the product's rounding of activations to 8 bits moves logits, relative to their spread.
 PRODUCT_FAR = 0.08
 
@@ -297,6 +299,29 @@ def test_what_the_checkpoint_is_not_is_refused(nearest: Path, smollm2: Path) -> 
         LLM(str(nearest), quantization="int8")
     with pytest.raises(ModelError, match="awq was asked for, but the checkpoint's weights are not"):
         LLM(str(smollm2), quantization="awq")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_three_ranks_give_the_tokens_of_one(nearest: Path, greedy_cases: list[Any]) -> None:
+    cases = sorted(greedy_cases, key=lambda case: len(case.prompt_token_ids))[:6]
+    prompts = [{"prompt_token_ids": case.prompt_token_ids} for case in cases]
+    sampling = SamplingParams(temperature=0.0, max_tokens=8, logprobs=2)
+    found = []
+    for size in (1, 3):
+        llm = LLM(str(nearest), tensor_parallel_size=size, num_kv_blocks=64, max_model_len=512)
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        found.append([output.outputs[0] for output in outputs])
+        del llm
+    compared = 0
+    for one, three in zip(*found, strict=True):
+        assert one.logprobs is not None
+        tops = [sorted((x.logprob for x in each.values()), reverse=True) for each in one.logprobs]
+        # Sums in another order may change a choice between two that are as good.
+        clear = next((i for i, top in enumerate(tops) if top[0] - top[1] < CLOSE), len(tops))
+        assert three.token_ids[:clear] == one.token_ids[:clear]
+        compared += clear
+    assert compared >= 24
 
 
 class TestCalibrated:
