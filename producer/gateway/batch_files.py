@@ -67,6 +67,13 @@ class BatchFiles:
             logger.error("file not in the storage", file=file_id)
             _refuse_file(file_id, "id")
 
+    async def remove(self, file_id: str) -> None:
+        """Remove the bytes of a file that has no record any more."""
+        try:
+            await self.storage.delete(file_id)
+        except StorageError as error:  # `inferq tasks` removes what nobody knows
+            logger.error("bytes of a file not removed", file=file_id, error=str(error))
+
 
 def batch_files(request: Request) -> BatchFiles:
     """Return the gateway's files and batches; raise a 501 where it has no storage for them."""

@@ -81,10 +81,8 @@ def request_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-async def _read(request: Request, limit: int, reservation: _Reservation) -> bytes:
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip()
-    if kind.lower() != "application/json":
-        raise HttpError(415, f"The body must be application/json, not {kind[:80]!r}.")
+def refuse_encoding(request: Request) -> None:
+    """Raise a 415 for a body that is compressed."""
     encoding = request.headers.get("content-encoding", "identity").strip()
     if encoding.lower() not in ("", "identity"):
         raise HttpError(
@@ -93,6 +91,13 @@ async def _read(request: Request, limit: int, reservation: _Reservation) -> byte
             param="Content-Encoding",
             headers={"Accept-Encoding": "identity"},
         )
+
+
+async def _read(request: Request, limit: int, reservation: _Reservation) -> bytes:
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip()
+    if kind.lower() != "application/json":
+        raise HttpError(415, f"The body must be application/json, not {kind[:80]!r}.")
+    refuse_encoding(request)
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length[:20]) > limit:
         raise _too_long(limit)

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from starlette.requests import ClientDisconnect, Request
 
 from inferq.producer.gateway.errors import BadRequest, HttpError
-from inferq.producer.gateway.requests.body import READ_TIMEOUT_S
+from inferq.producer.gateway.requests.body import READ_TIMEOUT_S, refuse_encoding
 from inferq.producer.gateway.requests.multipart import MultipartReader, Part, PartEnd, Piece
 
 #: What a file can be for.
@@ -55,6 +55,7 @@ async def read_upload(request: Request, sink: Sink, *, limit: int) -> Upload:
     Raises 413 for one that is too long, 408 for one that does not come, 415 and 400 for what is no
     form, or not the right one; `sink` has had bytes of the file by then.
     """
+    refuse_encoding(request)
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length[:20]) > limit + MAX_FORM_BYTES:
         raise too_long(limit)

@@ -91,8 +91,7 @@ async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
     except InvalidRequestError as error:
         message = f"The file is in use: {error}."
         raise HttpError(409, message, param="id", code="file_in_use") from None
-    with storage_errors():
-        await files.storage.delete(record.id)
+    await files.remove(record.id)
     return {"id": record.id, "object": "file", "deleted": True}
 
 
@@ -114,10 +113,6 @@ async def _receive(request: Request, files: BatchFiles, age_s: float) -> FileRec
         owner=access.key_id,
         expires_at=now + (upload.expires_after_s or int(age_s)),
     )
-    try:
-        await files.store.create_file(record)
-    except BaseException:
-        with storage_errors():
-            await files.storage.delete(file_id)
-        raise
+    # bytes without a record, should this fail, are removed by `inferq tasks`: it may have succeeded
+    await files.store.create_file(record)
     return record

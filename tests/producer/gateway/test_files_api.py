@@ -176,6 +176,7 @@ def test_a_wrong_form_is_an_error_of_openai_s_shape_and_leaves_nothing(
         ({"json": {"purpose": "batch"}}, 415, None),
         ({"data": {"purpose": "batch"}}, 415, None),
         ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, None),
+        ({"files": [file], "headers": {"content-encoding": "gzip"}}, 415, "Content-Encoding"),
     ]
     for request, status, param in wrong:
         answer = http.post("/v1/files", **request)
@@ -224,7 +225,7 @@ def test_a_client_that_goes_away_midway_leaves_nothing(
     wait_for(lambda: http.get("/health").json()["requests"] == 0)
 
 
-def test_a_storage_that_fails_is_a_503_and_a_lost_file_a_404(
+def test_a_storage_that_fails_is_a_503_and_a_lost_file_a_404_that_can_be_deleted(
     http: httpx.Client, folder: Path
 ) -> None:
     made = upload(http)
@@ -238,6 +239,8 @@ def test_a_storage_that_fails_is_a_503_and_a_lost_file_a_404(
     assert (answer.status_code, error_of(answer)["code"]) == (503, "storage_unavailable")
     assert "Retry-After" in answer.headers
     assert len(http.get("/v1/files").json()["data"]) == 1
+    assert http.delete(f"/v1/files/{made['id']}").json()["deleted"] is True
+    assert http.get("/v1/files").json()["data"] == []
 
 
 def test_a_key_s_files_are_no_other_s(
