@@ -18,8 +18,8 @@ from inferq.version import __version__
 
 logger = structlog.get_logger("inferq")
 
-#: User and password, and what follows a question mark, of anything that looks like a URL.
-_LOGIN: Final = re.compile(r"(?<=://)[^/@\s]*@")
+#: User and password, slashes in them too, and what follows a question mark, of what looks like a URL.
+_LOGIN: Final = re.compile(r"(?<=://)\S*@")
 _QUERY: Final = re.compile(r"(?<=\?)\S+")
 _MASK: Final = "***"
 
