@@ -6,6 +6,7 @@ import importlib.util
 import os
 import secrets
 import shutil
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,28 @@ async def valkey_client(valkey_url: str) -> AsyncIterator[redis.asyncio.Redis]:
     """A client of the embedded Valkey, closed at the end."""
     async with redis.asyncio.Redis.from_url(valkey_url) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def make_certificate(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a folder with a certificate for names (`DNS:…`, `IP:…`): cert.pem, key.pem."""
+
+    def make(*names: str) -> Path:
+        folder = tmp_path_factory.mktemp("tls")
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "ec", "-nodes", "-days", "1"),
+                *("-pkeyopt", "ec_paramgen_curve:P-256"),
+                *("-subj", f"/CN={names[0].partition(':')[2]}"),
+                *("-addext", f"subjectAltName={','.join(names)}"),
+                *("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        return folder
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis.asyncio
 
 from inferq.cli import main
+from inferq.producer import AsyncClient
+from inferq.protocol.keys import QueueKeys
+from inferq.protocol.scripts import QueueScripts
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
@@ -81,6 +86,23 @@ def run_here(
             code = exit_.code if isinstance(exit_.code, int) else 1
         output, errors = capsys.readouterr()
         return code, output, errors
+
+    return call
+
+
+@pytest.fixture
+def on_queue(valkey_url: str, queue: str) -> Callable[..., Any]:
+    """Run something that takes the queue's scripts and a client, to its end."""
+
+    def call(do: Callable[[QueueScripts, AsyncClient], Awaitable[Any]]) -> Any:
+        async def run() -> Any:
+            async with (
+                redis.asyncio.Redis.from_url(valkey_url) as connection,
+                AsyncClient(valkey_url, queue) as client,
+            ):
+                return await do(QueueScripts(connection, QueueKeys(queue)), client)
+
+        return asyncio.run(run())
 
     return call
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,23 +27,6 @@ CLAIM: dict[str, Any] = {
     "max_crashes": 2,
     "retention_ms": 60_000,
 }
-
-
-@pytest.fixture
-def on_queue(valkey_url: str, queue: str) -> Callable[..., Any]:
-    """Run something that takes the queue's scripts and a client, to its end."""
-
-    def call(do: Callable[[QueueScripts, AsyncClient], Awaitable[Any]]) -> Any:
-        async def run() -> Any:
-            async with (
-                redis.asyncio.Redis.from_url(valkey_url) as connection,
-                AsyncClient(valkey_url, queue) as client,
-            ):
-                return await do(QueueScripts(connection, QueueKeys(queue)), client)
-
-        return asyncio.run(run())
-
-    return call
 
 
 async def _crash(scripts: QueueScripts, client: AsyncClient) -> str:

@@ -121,20 +121,22 @@ def _start_node(binary: str, stack: ExitStack) -> tuple[EmbeddedServer, int]:
 
 
 @pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificate(make_certificate: Callable[..., Path]) -> Path:
     """A folder with the certificate of this machine, cert.pem, and its key, key.pem."""
-    folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-days", "1", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
-            *("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return folder
+    return make_certificate("DNS:localhost", "IP:127.0.0.1")
+
+
+@pytest.fixture
+def tls_url(redis_binary: str, certificate: Path, free_port: int) -> Iterator[str]:
+    """URL of a server with that certificate, which a client does not trust by itself."""
+    settings = {
+        "tls-port": str(free_port),
+        "tls-cert-file": str(certificate / "cert.pem"),
+        "tls-key-file": str(certificate / "key.pem"),
+        "tls-auth-clients": "no",
+    }
+    with EmbeddedServer(binary=redis_binary, settings=settings):
+        yield f"rediss://127.0.0.1:{free_port}/0"
 
 
 @dataclass

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from inferq.cli import main
-from inferq.embedded import EmbeddedServer
 
 
 @pytest.fixture
@@ -57,20 +56,13 @@ def test_rights_are_told_by_both_kinds_of_server(server: Any, doctor: Any, queue
 
 
 def test_tls_is_told_with_and_without_a_checked_certificate(
-    redis_binary: str, certificate: Path, doctor: Any, queue: str, free_port: int
+    tls_url: str, certificate: Path, doctor: Any, queue: str
 ) -> None:
-    settings = {
-        "tls-port": str(free_port),
-        "tls-cert-file": str(certificate / "cert.pem"),
-        "tls-key-file": str(certificate / "key.pem"),
-        "tls-auth-clients": "no",
-    }
-    with EmbeddedServer(binary=redis_binary, settings=settings):
-        url, ours = f"rediss://127.0.0.1:{free_port}/0", f"ssl_ca_certs={certificate / 'cert.pem'}"
-        for option, status in ((ours, "ok"), ("ssl_cert_reqs=none", "warning")):
-            code, findings = doctor(f"{url}?{option}", "--queue", queue)
-            assert code == 0
-            assert findings["redis", "encryption"]["status"] == status
-        code, findings = doctor(url, "--queue", queue)
-        assert code == 1
-        assert "ssl_ca_certs" in findings["redis", "connection"]["advice"]
+    ours = f"ssl_ca_certs={certificate / 'cert.pem'}"
+    for option, status in ((ours, "ok"), ("ssl_cert_reqs=none", "warning")):
+        code, findings = doctor(f"{tls_url}?{option}", "--queue", queue)
+        assert code == 0
+        assert findings["redis", "encryption"]["status"] == status
+    code, findings = doctor(tls_url, "--queue", queue)
+    assert code == 1
+    assert "ssl_ca_certs" in findings["redis", "connection"]["advice"]

@@ -131,27 +131,16 @@ def test_the_documentation_has_the_rules_of_every_role() -> None:
 
 
 async def test_a_job_is_served_over_tls(
-    redis_binary: str,
-    certificate: Path,
-    mini_worker: Callable[..., Any],
-    queue: str,
-    free_port: int,
+    tls_url: str, certificate: Path, mini_worker: Callable[..., Any], queue: str
 ) -> None:
-    settings = {
-        "tls-port": str(free_port),
-        "tls-cert-file": str(certificate / "cert.pem"),
-        "tls-key-file": str(certificate / "key.pem"),
-        "tls-auth-clients": "no",
-    }
-    with EmbeddedServer(binary=redis_binary, settings=settings):
-        url = f"rediss://127.0.0.1:{free_port}/0?ssl_ca_certs={certificate / 'cert.pem'}"
-        worker = mini_worker(url)
-        async with AsyncClient(url, queue) as client:
-            job = await client.submit("x")
-            [claimed] = await worker.claim()
-            await worker.token(claimed, 0)
-            await worker.end(claimed, 1)
-            assert (await job.result(timeout_s=10)).text == "0 "
-        async with AsyncClient(f"rediss://127.0.0.1:{free_port}/0", queue) as distrustful:
-            with pytest.raises(ServerLost, match=r"(?i)certificate"):
-                await distrustful.ping()
+    url = f"{tls_url}?ssl_ca_certs={certificate / 'cert.pem'}"
+    worker = mini_worker(url)
+    async with AsyncClient(url, queue) as client:
+        job = await client.submit("x")
+        [claimed] = await worker.claim()
+        await worker.token(claimed, 0)
+        await worker.end(claimed, 1)
+        assert (await job.result(timeout_s=10)).text == "0 "
+    async with AsyncClient(tls_url, queue) as distrustful:
+        with pytest.raises(ServerLost, match=r"(?i)certificate"):
+            await distrustful.ping()

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
 import pytest
-import redis.asyncio
 
 from inferq.producer import AsyncClient
-from inferq.protocol.keys import Lane, QueueKeys
+from inferq.protocol.keys import Lane
 from inferq.protocol.replies import LaneOverview, Load, QueueOverview
 from inferq.protocol.scripts import QueueScripts
 from inferq.version import __version__
 
 Doctor = Callable[..., tuple[int, dict[tuple[str, str], dict[str, Any]]]]
 REPORT = {"model": "m", "version": __version__, "free": 7}
-
-
-@pytest.fixture
-def on_queue(valkey_url: str, queue: str) -> Callable[..., Any]:
-    """Run something that takes the queue's scripts and a client, to its end."""
-
-    def call(do: Callable[[QueueScripts, AsyncClient], Awaitable[Any]]) -> Any:
-        async def run() -> Any:
-            async with (
-                redis.asyncio.Redis.from_url(valkey_url) as connection,
-                AsyncClient(valkey_url, queue) as client,
-            ):
-                return await do(QueueScripts(connection, QueueKeys(queue)), client)
-
-        return asyncio.run(run())
-
-    return call
 
 
 def test_a_served_queue_is_healthy(doctor: Doctor, on_queue: Callable[..., Any]) -> None:
