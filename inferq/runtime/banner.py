@@ -18,7 +18,7 @@ from inferq.version import __version__
 
 logger = structlog.get_logger("inferq")
 
-#: User and password, slashes in them too, and what follows a question mark, of what looks like a URL.
+#: User and password, slashes in them too, and what follows a question mark, of any URL.
 _LOGIN: Final = re.compile(r"(?<=://)\S*@")
 _QUERY: Final = re.compile(r"(?<=\?)\S+")
 _MASK: Final = "***"
