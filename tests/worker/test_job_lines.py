@@ -56,7 +56,14 @@ def test_a_job_that_goes_its_way_has_one_line_of_level_info(
     says.done(job, 0.05)
     claimed, done = lines
     assert (claimed["log_level"], claimed["attempt"]) == ("debug", 2)
-    told = dict(ms=50, reason="stop", attempt=2, queued_ms=5, prefill_ms=20, decode_ms=30)
+    told = {
+        "ms": 50,
+        "reason": "stop",
+        "attempt": 2,
+        "queued_ms": 5,
+        "prefill_ms": 20,
+        "decode_ms": 30,
+    }
     assert told.items() <= done.items()
     assert done["log_level"] == "info"
     assert (done["job_id"], done["trace_id"]) == (job.id, TRACE)
