@@ -13,9 +13,14 @@ from inferq.embedded import EmbeddedServer
 from inferq.producer import AsyncClient, QueueAdmin
 from inferq.producer.gateway.admission.access import Access, KeyLimits
 from inferq.producer.gateway.admission.limits import Limiter
+from inferq.producer.partitions import Partitions
+from inferq.producer.queue_metrics import read_queue
+from inferq.producer.tasks.deliveries import DeliveryStore
 from inferq.protocol.acl import Role, acl_rules
 from inferq.protocol.errors import ServerLost
+from inferq.protocol.keys import QueueKeys, TaskKeys
 from inferq.protocol.params import SamplingParams
+from inferq.protocol.upkeep import UpkeepScripts
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,6 +109,24 @@ async def test_the_documented_rights_are_enough_for_a_gateways_limits(
     async with AsyncClient(users(Role.PRODUCER), queue) as client:
         with pytest.raises(ServerLost, match="lacks a permission"):
             await Limiter(client).admit(access)
+
+
+@pytest.mark.parametrize("role", [Role.GATEWAY, Role.TASKS])
+async def test_the_documented_rights_are_enough_for_a_queues_figures(
+    users: Callable[[Role], str], queue: str, role: Role
+) -> None:
+    url = users(role)
+    async with QueueAdmin(url, queue) as admin:
+        figures = await read_queue(admin)
+    assert (figures.num_workers, figures.overview.dead_letters) == (0, 0)
+    if role is Role.TASKS:
+        partitions = Partitions(url, queue, 1, timeout_s=10)
+        store = DeliveryStore(partitions.server_of(TaskKeys.PREFIX), queue)
+        assert (await store.count_due(), await store.count_dead()) == (0, 0)
+        server = partitions.server(0)
+        scripts = UpkeepScripts(server.commands, QueueKeys(queue))
+        assert await server.call(scripts.outbox_length) == 0
+        await partitions.aclose()
 
 
 def test_the_rights_for_several_queues_name_each() -> None:
