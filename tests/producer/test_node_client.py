@@ -142,3 +142,12 @@ async def test_the_submitted_job_is_as_one_of_the_sdk(
     assert event["end"]["f"] == "cancelled"
     load = await worker.client.hgetall(QueueKeys(queue).load)
     assert {load[name] for name in (b"queued", b"prompt_tokens", b"budget_tokens")} == {b"0"}
+
+
+async def test_a_deadline_that_passes_without_a_worker_ends_the_stream(
+    run_client: Run, client: Any
+) -> None:
+    job = await client.submit("Hello", deadline_s=0.01)
+    async with run_client("--resume", job.id, "0") as process:
+        _, event = await read_rest(process)
+    assert event["end"]["f"] == "expired"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -12,6 +13,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import redis.asyncio
+
+from inferq import AsyncClient, JobCancelled, SamplingParams
+from inferq.protocol.keys import QueueKeys
+from inferq.protocol.scripts import QueueScripts
 
 pytestmark = pytest.mark.model
 
@@ -26,6 +32,17 @@ NOT_RUN = re.compile(
 #: Needs a real model.
 OFFLINE = "LLM("
 TIMEOUT_S = 100
+#: How a worker claims that is about to be killed.
+CLAIM: dict[str, Any] = {
+    "free_tokens": 10**6,
+    "idle": True,
+    "max_jobs": 1,
+    "max_model_len": 1000,
+    "block_size": 16,
+    "lease_ms": 60_000,
+    "max_crashes": 1,
+    "retention_ms": 60_000,
+}
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -90,3 +107,40 @@ def test_the_commands_of_the_quick_start_run(
 def test_the_quick_start_has_commands_that_run() -> None:
     assert len(SHELL_BLOCKS) >= 5
     assert any("curl" in text for text in SHELL_BLOCKS)
+
+
+def _command_of_the_readme(start: str) -> str:
+    """Return the command that begins so, as the README has it."""
+    found = re.findall(r"inferq [^`#\n]+", (DOCS.parent / "README.md").read_text())
+    return next(command.strip() for command in found if command.startswith(f"inferq {start}"))
+
+
+async def test_who_has_read_the_readme_alone_finds_the_way(
+    start_stand_in: Any, valkey_client: redis.asyncio.Redis, queue: str, environment: dict[str, str]
+) -> None:
+    """A first answer, a resumed stream, a cancelled job, a dead letter, a worker's blocks."""
+
+    async def follow(start: str, job_id: str = "") -> str:
+        command = re.sub(r"\bID\b", job_id, _command_of_the_readme(start))
+        return await asyncio.to_thread(run, ["bash", "-c", command], environment)
+
+    scripts = QueueScripts(valkey_client, QueueKeys(queue))
+    async with AsyncClient(environment["INFERQ_REDIS_URL"], queue) as client:
+        await client.submit("poison")
+        async with asyncio.timeout(30):
+            while not await scripts.dead_letters():
+                await scripts.claim("killed", **CLAIM)
+                await scripts.reconcile("killed", [], crashed=True)
+        worker = start_stand_in()
+        assert "The quick brown fox" in await follow("submit")
+        job = await client.submit("x", SamplingParams(max_tokens=16))
+        whole = (await job.result(timeout_s=60)).text
+        assert whole.endswith((await follow("result ID --from-offset 12", job.id)).rstrip("\n"))
+        worker.slow_down(0.05)
+        endless = await client.submit("x", SamplingParams(max_tokens=4000, ignore_eos=True))
+        assert (await follow("cancel ID", endless.id)).strip() in ("cancelled", "requested")
+        with pytest.raises(JobCancelled):
+            await endless.result(timeout_s=60)
+    assert "crashed" in await follow("dead list")
+    assert re.search(r"\d+/100000 ", await follow("workers"))
+    assert "dead letters: 1" in await follow("queue")
