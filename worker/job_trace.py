@@ -168,6 +168,7 @@ def _attributes(message: Job, job: RunningJob, queue: str, model: str) -> dict[s
         "messaging.destination.name": queue,
         "messaging.message.id": job.id,
         "gen_ai.operation.name": _operation(message),
+        "gen_ai.provider.name": "inferq",
         "gen_ai.request.model": message.model or model,
         "gen_ai.response.model": model,
         "inferq.lane": job.lane.value,
