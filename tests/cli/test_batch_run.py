@@ -153,10 +153,10 @@ def test_a_model_is_filled_in_where_a_line_names_none(
 def test_after_a_kill_the_same_command_goes_on_and_asks_nothing_twice(
     start: Start, files: tuple[Path, Path], worker: Any, signum: int
 ) -> None:
-    worker.slow_down(0.05)
-    names = [str(number) for number in range(60)]
+    worker.slow_down(0.05)  # so that all of it takes long
+    names = [str(number) for number in range(200)]
     write(files[0], [chat(name) for name in names])
-    command = ("batch", "run", *map(str, files), "--window", "8")
+    command = ("batch", "run", *map(str, files), "--window", "4")
     for asked in (10, 30):
         process = start(*command)
         wait_for(lambda asked=asked: len(worker.engine.requests) >= asked)  # type: ignore[misc]
@@ -168,11 +168,12 @@ def test_after_a_kill_the_same_command_goes_on_and_asks_nothing_twice(
             assert b"the same command goes on" in errors
         else:
             assert process.returncode == -signum
-    code, output, errors_text = run_batch(start, *files, "--window", "8")
+    worker.slow_down(0.001)
+    code, output, errors_text = run_batch(start, *files, "--window", "50")
     assert code == 0, errors_text
-    assert "60 of 60 lines answered" in output
+    assert "200 of 200 lines answered" in output
     assert ids(files[1]) == sorted(names)
-    assert len(worker.engine.requests) == 60
+    assert len(worker.engine.requests) == 200
     assert not (files[1].parent / f".{files[1].name}.batch").exists()
 
 
