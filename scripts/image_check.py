@@ -72,6 +72,7 @@ def main() -> int:
     _download_packages()
     _build()
     _check()
+    _buildah("rmi", "--prune", "--force", stdout=subprocess.DEVNULL)
     print(f"{IMAGE} is as it should be")
     return 0
 

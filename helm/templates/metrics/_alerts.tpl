@@ -16,7 +16,7 @@
   annotations:
     summary: 'Jobs wait on the queue {{ "{{" }} $labels.queue }} and no worker lives'
 - alert: InferqJobsWait
-  expr: max by (queue, lane) (inferq_queue_oldest_age_seconds{ {{- $in -}} }) > {{ int .oldestJobSeconds }}
+  expr: max by (queue, lane) (inferq_queue_oldest_age_seconds{ {{- $in }},lane!="low"}) > {{ int .oldestJobSeconds }}
   for: 5m
   annotations:
     summary: 'A job of the lane {{ "{{" }} $labels.lane }} on {{ "{{" }} $labels.queue }} has waited {{ "{{" }} $value | humanizeDuration }}'
@@ -26,8 +26,9 @@
     summary: 'Jobs on the queue {{ "{{" }} $labels.queue }} became dead letters'
     description: Each cost several workers their life, or could not be read.
 - alert: InferqWorkersDie
-  expr: sum by (queue) (increase(inferq_job_takeovers_total{ {{- $in -}} }[15m])) > 3
-  for: 15m
+  expr: sum by (queue) (increase(inferq_job_takeovers_total{ {{- $in -}} }[10m])) > 3
+  # longer than one update, whose workers hand jobs over, is seen
+  for: 20m
   annotations:
     summary: 'Workers of the queue {{ "{{" }} $labels.queue }} keep losing jobs to others'
 - alert: InferqPublishFails
