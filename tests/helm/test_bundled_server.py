@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -28,6 +30,24 @@ COUNT = """
 local kind = redis.call('type', KEYS[1]).ok
 return redis.call(({zset = 'zcard', none = 'llen', list = 'llen'})[kind], KEYS[1])
 """
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process, what it logs, and the ports of its probes and of its metrics."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    port: int
+    metrics_port: int
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def metrics(self) -> str:
+        return f"http://127.0.0.1:{self.metrics_port}"
 
 
 @pytest.fixture(scope="module")
@@ -144,49 +164,92 @@ def test_a_scaler_can_do_nothing_else(url_of) -> None:
                 attempt()
 
 
-def test_tasks_start_as_the_chart_starts_them_and_wake_a_pool(
-    helm_of, url_of, tmp_path: Path
-) -> None:
-    [pod] = [p for p in helm_of("4").scenario("webhooks").pods if p.component == "tasks"]
-    secrets, port = tmp_path / "secrets.json", free_port()
+@pytest.fixture(scope="module")
+def running(helm_of, url_of, tmp_path_factory) -> Iterator[Any]:
+    """A gateway and tasks, with the arguments that the chart gives them."""
+    rendering, folder = helm_of("4").scenario("webhooks"), tmp_path_factory.mktemp("running")
+    with (
+        gateway_of(rendering, url_of, folder) as gateway,
+        tasks_of(rendering, url_of, folder) as tasks,
+    ):
+        yield SimpleNamespace(gateway=gateway, tasks=tasks)
+
+
+def test_tasks_start_as_the_chart_starts_them_and_wake_a_pool(running, url_of) -> None:
+    with Client(url_of("gateway"), queue="small") as client:
+        client.submit([1, 2, 3], delay_s=0.2)
+    with redis.Redis.from_url(url_of("keda")) as scaler:
+        lane = QueueKeys("small").jobs(Lane.NORMAL)
+        wait_for(lambda: scaler.xlen(lane) == 1, running.tasks)
+    metrics = httpx.get(f"{running.tasks.metrics}/metrics", timeout=30).text
+    assert 'inferq_queue_up{queue="small"} 1' in metrics
+
+
+def test_a_gateway_starts_as_the_chart_starts_it_with_metrics_apart(running) -> None:
+    address = running.gateway.address
+    models = httpx.get(f"{address}/v1/models", timeout=30).json()["data"]
+    assert {model["id"] for model in models} == {"Qwen3-8B", "Qwen3-0.6B"}
+    metrics = httpx.get(f"{running.gateway.metrics}/metrics", timeout=30).text
+    assert 'inferq_queue_up{queue="chat"} 1' in metrics
+    assert httpx.get(f"{address}/metrics", timeout=30).status_code == 404
+
+
+def test_a_batch_goes_from_the_gateway_through_tasks_to_its_end(running) -> None:
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/completions"}
+    body = {"model": "Qwen3-8B", "prompt": "Hi", "max_tokens": -1}
+    text = json.dumps(line | {"body": body}).encode()
+    with httpx.Client(base_url=running.gateway.address, timeout=30) as client:
+        file = client.post("/v1/files", data={"purpose": "batch"}, files={"file": text}).json()
+        asked = {"endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = client.post("/v1/batches", json={"input_file_id": file["id"], **asked}).json()
+
+        def ended() -> bool:
+            batch.update(client.get(f"/v1/batches/{batch['id']}").json())
+            return batch["status"] in ("completed", "failed")
+
+        wait_for(ended, running.tasks)
+        assert batch["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
+        answer = client.get(f"/v1/files/{batch['error_file_id']}/content").json()
+        assert answer["custom_id"] == "1"
+
+
+@contextlib.contextmanager
+def tasks_of(rendering: Any, url_of: Any, folder: Path) -> Iterator[Started]:
+    """Tasks as the chart starts them."""
+    [pod] = [pod for pod in rendering.pods if pod.component == "tasks"]
+    secrets, port = folder / "secrets.json", free_port()
     secrets.write_text(json.dumps({"default": "whsec_" + base64.b64encode(b"s" * 32).decode()}))
     mounted = "--webhook-secrets-file=/etc/inferq/webhooks/secrets.json"
     here = {
         mounted: f"--webhook-secrets-file={secrets}",
-        "--batch-storage=/var/lib/inferq/batches": f"--batch-storage={tmp_path / 'batches'}",
+        "--batch-storage=/var/lib/inferq/batches": f"--batch-storage={folder / 'batches'}",
         "--health-port=8081": f"--health-port={port}",
         "--workers=4": "--workers=1",
     }
     more = "--promote-interval-s=0.5"
-    with started(pod.main["args"], here, url_of("tasks"), tmp_path / "log", more) as process:
-        answers_its_probes(pod, port, process, tmp_path / "log")
-        with Client(url_of("gateway"), queue="small") as client:
-            client.submit([1, 2, 3], delay_s=0.2)
-        with redis.Redis.from_url(url_of("keda")) as scaler:
-            lane = QueueKeys("small").jobs(Lane.NORMAL)
-            wait_for(lambda: scaler.xlen(lane) == 1, process, tmp_path / "log")
-        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
-        assert 'inferq_queue_up{queue="small"} 1' in metrics
+    log = folder / "tasks.log"
+    with started(pod.main["args"], here, url_of("tasks"), log, more) as process:
+        tasks = Started(process, log, port, port)
+        answers_its_probes(pod, tasks)
+        yield tasks
 
 
-def test_a_gateway_starts_as_the_chart_starts_it_with_metrics_apart(
-    helm_of, url_of, tmp_path: Path
-) -> None:
-    [pod] = [p for p in helm_of("4").scenario("webhooks").pods if p.component == "gateway"]
+@contextlib.contextmanager
+def gateway_of(rendering: Any, url_of: Any, folder: Path) -> Iterator[Started]:
+    """A gateway as the chart starts it."""
+    [pod] = [pod for pod in rendering.pods if pod.component == "gateway"]
     port, metrics_port = free_port(), free_port()
     here = {
-        "--batch-storage=/var/lib/inferq/batches": f"--batch-storage={tmp_path / 'batches'}",
+        "--batch-storage=/var/lib/inferq/batches": f"--batch-storage={folder / 'batches'}",
         "--port=8000": f"--port={port}",
         "--metrics-port=8001": f"--metrics-port={metrics_port}",
         "--shutdown-delay-s=5": "--shutdown-delay-s=0",
     }
-    with started(pod.main["args"], here, url_of("gateway"), tmp_path / "log") as process:
-        answers_its_probes(pod, port, process, tmp_path / "log")
-        models = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=30).json()["data"]
-        assert {model["id"] for model in models} == {"Qwen3-8B", "Qwen3-0.6B"}
-        metrics = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", timeout=30).text
-        assert 'inferq_queue_up{queue="chat"} 1' in metrics
-        assert httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).status_code == 404
+    log = folder / "gateway.log"
+    with started(pod.main["args"], here, url_of("gateway"), log) as process:
+        gateway = Started(process, log, port, metrics_port)
+        answers_its_probes(pod, gateway)
+        yield gateway
 
 
 @contextlib.contextmanager
@@ -210,20 +273,20 @@ def started(
     assert "NOPERM" not in log.read_text()
 
 
-def answers_its_probes(pod: Any, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+def answers_its_probes(pod: Any, running: Started) -> None:
     ready, live = (
-        f"http://127.0.0.1:{port}{pod.main[probe]['httpGet']['path']}"
+        running.address + pod.main[probe]["httpGet"]["path"]
         for probe in ("readinessProbe", "livenessProbe")
     )
-    wait_for(lambda: status_of(ready) == 200, process, log)
+    wait_for(lambda: status_of(ready) == 200, running)
     assert status_of(live) == 200
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 120
+def wait_for(condition: Callable[[], bool], running: Started) -> None:
+    deadline = time.monotonic() + 100
     while not condition():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
+        assert running.process.poll() is None, running.log.read_text()
+        assert time.monotonic() < deadline, running.log.read_text()
         time.sleep(0.1)
 
 
