@@ -36,7 +36,7 @@ async function submit(redis, prompt) {
 
 async function* follow(redis, job, offset) {
   for (let event = {}; !event.end; ) {
-    const read = await redis.call("XREAD", "BLOCK", 2000, "STREAMS", `${prefix}out:${job}`, `${offset}-0`);
+    const read = await redis.call("XREAD", "BLOCK", 1000, "STREAMS", `${prefix}out:${job}`, `${offset}-0`);
     if (read === null) await lookAfter(redis, job);
     for (const [id, [, payload]] of read?.[0][1] ?? []) {
       event = decode(payload);
