@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from inferq.cli import batch, gateway_key, jobs, model_import, operations, plan, webhooks
+from inferq.cli import batch, gateway_key, jobs, model_import, operations, plan, top, webhooks
 from inferq.cli.doctor import command as doctor
 from inferq.cli.exit_codes import HELP as EXIT_CODES
 from inferq.cli.extras import load_extra
@@ -96,6 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     batch.add_commands(commands)
     operations.add_commands(commands)
+    top.add_commands(commands)
     gateway_key.add_commands(commands)
     webhooks.add_commands(commands)
     plan.add_commands(commands)
