@@ -48,7 +48,7 @@ class Delivery:
         return cls(
             lane=lane,
             deadline_s=_deadline(headers.get(DEADLINE_HEADER)),
-            key=_key(headers),
+            key=requested_key(headers),
             scope=access.key_id or "",
             cancel_on_disconnect=_cancels(headers.get(CANCEL_HEADER), body),
         )
@@ -93,7 +93,8 @@ def _deadline(text: str | None) -> float | None:
     return seconds
 
 
-def _key(headers: Mapping[str, str]) -> str | None:
+def requested_key(headers: Mapping[str, str]) -> str | None:
+    """Return the idempotency key that headers name, if any; raise `InvalidRequestError`."""
     key, field = headers.get(IDEMPOTENCY_HEADER), IDEMPOTENCY_HEADER
     mode = headers.get(IDEMPOTENCY_MODE_HEADER)
     if mode is not None and mode != "request-id":

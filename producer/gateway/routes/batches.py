@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import Annotated, Any, Final
 
@@ -15,6 +16,7 @@ from inferq.producer.gateway.errors import BadRequest, HttpError
 from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.requests.batch_body import BatchBody
 from inferq.producer.gateway.requests.body import read_body, request_body
+from inferq.producer.gateway.requests.delivery import IDEMPOTENCY_HEADER, requested_key
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import Lane
@@ -41,22 +43,18 @@ async def create_batch(request: Request) -> dict[str, Any]:
                 f"input_file_id: its purpose is {file.purpose!r}, not {INPUT_PURPOSE!r}",
                 param="input_file_id",
             )
-        now = int(time.time())
-        expiry = body.output_expires_after
-        record = BatchRecord(
-            id=new_batch_id(),
-            endpoint=body.endpoint,
-            input_file_id=file.id,
-            created_at=now,
-            expires_at=now + WINDOW_S,
-            completion_window=body.completion_window,
-            owner=access.key_id,
-            metadata=body.metadata,
-            output_expires_after_s=None if expiry is None else expiry.seconds,
-            terms=_terms(gateway.settings, access),
-        )
+        record = _record(body, requested_key(request.headers), gateway.settings, access)
         await files.store.create_batch(record)
-    return batch_object(record)
+        # where an idempotency key is repeated, it is there already, and maybe another
+        kept = await files.store.batch(record.id) or record
+    if _asked(kept) != _asked(record):
+        raise HttpError(
+            409,
+            f"{IDEMPOTENCY_HEADER}: it already belongs to batch {kept.id}, which differs.",
+            param=IDEMPOTENCY_HEADER,
+            code="idempotency_conflict",
+        )
+    return batch_object(kept)
 
 
 @router.get("/v1/batches", summary="List batches")
@@ -94,6 +92,39 @@ async def cancel_batch(request: Request, batch_id: str) -> dict[str, Any]:
             code="batch_ended",
         ) from None
     return batch_object(cancelled or record)
+
+
+def _record(
+    body: BatchBody, key: str | None, settings: GatewaySettings, access: Access
+) -> BatchRecord:
+    """Return the record of a new batch; with the same key, of the same id."""
+    now = int(time.time())
+    expiry = body.output_expires_after
+    return BatchRecord(
+        id=_batch_id(key, access),
+        endpoint=body.endpoint,
+        input_file_id=body.input_file_id,
+        created_at=now,
+        expires_at=now + WINDOW_S,
+        completion_window=body.completion_window,
+        owner=access.key_id,
+        metadata=body.metadata,
+        output_expires_after_s=None if expiry is None else expiry.seconds,
+        terms=_terms(settings, access),
+    )
+
+
+def _batch_id(key: str | None, access: Access) -> str:
+    if key is None:
+        return new_batch_id()
+    # a header has no line breaks, so that no two keys look alike
+    digest = hashlib.sha256(f"{access.key_id or ''}\n{key}".encode()).hexdigest()
+    return f"batch_{digest[:32]}"
+
+
+def _asked(record: BatchRecord) -> tuple[object, ...]:
+    """Return what a request for a batch decides."""
+    return record.input_file_id, record.endpoint, record.metadata, record.output_expires_after_s
 
 
 def _terms(settings: GatewaySettings, access: Access) -> Terms:

@@ -95,6 +95,16 @@ def test_openai_s_client_pages_and_cancels(
     assert openai_client.batches.retrieve(cancelled.id).status == cancelled.status
 
 
+def test_a_repeated_request_makes_no_second_batch(http: httpx.Client, body: dict[str, Any]) -> None:
+    headers = {"Idempotency-Key": "k"}
+    made = [http.post("/v1/batches", json=body, headers=headers).json() for _ in range(2)]
+    assert made[0] == made[1]
+    assert len(http.get("/v1/batches").json()["data"]) == 1
+    other = http.post("/v1/batches", json={**body, "metadata": {"a": "b"}}, headers=headers)
+    assert (other.status_code, error_of(other)["code"]) == (409, "idempotency_conflict")
+    assert create(http, body)["id"] != made[0]["id"]
+
+
 def test_the_input_of_a_batch_that_goes_on_cannot_be_deleted(
     http: httpx.Client, body: dict[str, Any]
 ) -> None:
