@@ -34,13 +34,13 @@ def examine(arguments: argparse.Namespace) -> list[Finding]:
         findings += [*variables.examine(), *variables.similar_names()]
     if _ON_SERVER.intersection(areas):
         findings += _examine_server(arguments, areas, timeout_s)
+    given = os.environ.get("INFERQ_TENSOR_PARALLEL_SIZE", "")
+    ranks = max(1, int(given)) if given.isdecimal() else 1
     if "machine" in areas:
-        ranks = os.environ.get("INFERQ_TENSOR_PARALLEL_SIZE", "")
-        size = int(ranks) if ranks.isdecimal() else 1
-        findings += machine.examine(machine.System.read(), tensor_parallel_size=size)
+        findings += machine.examine(machine.System.read(), tensor_parallel_size=ranks)
     if "worker" in areas:
         model = arguments.model or os.environ.get("INFERQ_MODEL")
-        findings += worker.examine(model, arguments.device)
+        findings += worker.examine(model, arguments.device, ranks=ranks)
     return findings
 
 

@@ -26,7 +26,9 @@ _OVERHEAD: Final = _GIB
 _LITTLE_DISK: Final = 2 * _GIB
 
 
-def examine(model: str | None, device: str, *, timeout_s: float = TIMEOUT_S) -> list[Finding]:
+def examine(
+    model: str | None, device: str, *, ranks: int = 1, timeout_s: float = TIMEOUT_S
+) -> list[Finding]:
     """Let a process of its own look, which may hang with its driver, and judge what it says."""
     if importlib.util.find_spec("torch") is None:
         return [_DEVICE.skipped("worker", str(MissingExtraError("worker", "torch")))]
@@ -52,18 +54,21 @@ def examine(model: str | None, device: str, *, timeout_s: float = TIMEOUT_S) -> 
                 "pip install --force-reinstall 'inferq[worker]'",
             )
         ]
-    return judge(Facts.from_json(run.stdout.splitlines()[-1]), model, device)
+    return judge(Facts.from_json(run.stdout.splitlines()[-1]), model, device, ranks=ranks)
 
 
-def judge(facts: Facts, model: str | None, device: str) -> list[Finding]:
-    """Say what follows from the facts for a worker of `model` on `device` (auto, cpu or cuda)."""
+def judge(facts: Facts, model: str | None, device: str, *, ranks: int = 1) -> list[Finding]:
+    """Say what follows from the facts for a worker of `model` on `device` (auto, cpu or cuda).
+
+    `ranks` is among how many devices the model is divided.
+    """
     machine = facts.machine
     findings = [_gpu(machine, device), *map(_capability, machine.gpus), *_kernels(machine, device)]
     findings.append(_disk(machine))
     if facts.model is None:
         findings.append(_MODEL.skipped("folder", "none given: --model FOLDER, or INFERQ_MODEL"))
     else:
-        findings += _model(facts.model, model or "", machine, device)
+        findings += _model(facts.model, model or "", machine, device, ranks)
     return findings
 
 
@@ -133,7 +138,9 @@ def _disk(machine: MachineFacts) -> Finding:
     return _DEVICE.ok("disk", shown)
 
 
-def _model(found: ModelFacts, model: str, machine: MachineFacts, device: str) -> Iterator[Finding]:
+def _model(
+    found: ModelFacts, model: str, machine: MachineFacts, device: str, ranks: int
+) -> Iterator[Finding]:
     if found.folder is None:
         if found.config_problem is None:
             yield _MODEL.skipped("folder", f"{model} is a hub id: its worker fetches it")
@@ -155,7 +162,7 @@ def _model(found: ModelFacts, model: str, machine: MachineFacts, device: str) ->
         )
     yield _weights(found)
     if found.weight_bytes is not None:
-        yield _room(found.weight_bytes, machine, device)
+        yield _room(found.weight_bytes, machine, device, ranks)
     yield from _tokenizer(found)
 
 
@@ -174,22 +181,30 @@ def _weights(found: ModelFacts) -> Finding:
     return _MODEL.failure("weights", problem, advice)
 
 
-def _room(weight_bytes: int, machine: MachineFacts, device: str) -> Finding:
-    needed = weight_bytes + _OVERHEAD
+def _room(weight_bytes: int, machine: MachineFacts, device: str, ranks: int) -> Finding:
+    needed = weight_bytes / ranks + _OVERHEAD
     on_gpu = bool(machine.gpus) and device != "cpu"
     room = max(gpu.free_bytes for gpu in machine.gpus) if on_gpu else machine.memory_bytes
-    where = "of a GPU's memory" if on_gpu else "of memory"
-    shown = f"{room / _GIB:.1f} GiB {where} are free, weights and little else take about "
-    shown += f"{needed / _GIB:.1f} GiB"
+    shown = (
+        f"{room / _GIB:.1f} GiB are free {'on a GPU' if on_gpu else 'here'}; weights as they are "
+    )
+    shown += f"stored, and little else, take {needed / _GIB:.1f} GiB"
+    if ranks > 1:
+        shown += f" on each of {ranks} ranks"
     if room >= needed:
         return _MODEL.ok("memory", shown)
-    return _MODEL.failure(
+    if on_gpu:
+        return _MODEL.failure(
+            "memory",
+            shown,
+            "end what else uses the GPU, divide the model (--tensor-parallel-size), or take a "
+            "smaller or quantized one",
+        )
+    return _MODEL.warning(
         "memory",
         shown,
-        "end what else uses the GPU, divide the model (--tensor-parallel-size), or take a smaller "
-        "or quantized one"
-        if on_gpu
-        else "end other programs, raise the container's limit, or take a smaller model",
+        "end other programs, raise the container's limit, or take a smaller model (with "
+        "--quantization int8 a float32 model takes a quarter)",
     )
 
 

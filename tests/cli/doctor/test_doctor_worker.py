@@ -116,7 +116,7 @@ def test_a_machine_without_a_gpu_is_ok() -> None:
             {"gpus": (dataclasses.replace(GPU, free_bytes=2 * GIB),)},
             *("auto", "memory", "failure", "--tensor-parallel-size"),
         ),
-        ({"memory_bytes": 2 * GIB}, "cpu", "memory", "failure", "container's limit"),
+        ({"memory_bytes": 2 * GIB}, "cpu", "memory", "warning", "container's limit"),
     ],
 )
 def test_what_a_worker_lacks_is_told(
@@ -126,6 +126,15 @@ def test_what_a_worker_lacks_is_told(
     found = by_check(worker.judge(Facts(machine, MODEL), "/model", device))[check]
     assert found.status == status
     assert advice in (found.advice or "")
+
+
+def test_a_divided_model_needs_its_share_of_each_gpu() -> None:
+    machine = dataclasses.replace(
+        MACHINE, gpus=(dataclasses.replace(GPU, free_bytes=10 * GIB),) * 2
+    )
+    for ranks, status in ((1, "failure"), (2, "ok")):
+        found = by_check(worker.judge(Facts(machine, MODEL), "/model", "auto", ranks=ranks))
+        assert found["memory"].status == status
 
 
 def test_native_kernels_that_are_required_must_be_buildable(
