@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 
 from inferq.embedded import EmbeddedServer
 from inferq.producer import AsyncClient, QueueAdmin
@@ -20,7 +21,9 @@ from inferq.protocol.acl import Role, acl_rules
 from inferq.protocol.errors import ServerLost
 from inferq.protocol.keys import QueueKeys, TaskKeys
 from inferq.protocol.params import SamplingParams
+from inferq.protocol.snapshots import BlockSnapshot
 from inferq.protocol.upkeep import UpkeepScripts
+from inferq.protocol.watching import write_snapshot
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,6 +89,22 @@ async def test_the_documented_rights_are_enough_for_dead_letters(
         [letter] = await admin.dead_letters()
         await admin.redrive(letter.entry_id)
         await admin.drop(letter.entry_id)
+
+
+async def test_the_documented_rights_are_enough_to_look_at_blocks(
+    users: Callable[[Role], str], mini_worker: Callable[..., Any], queue: str
+) -> None:
+    worker = mini_worker(users(Role.WORKER))
+    async with QueueAdmin(users(Role.PRODUCER), queue) as admin:
+        await admin.watch()
+        assert (await worker.scripts.register("mini", {})).watched
+        async with redis.asyncio.Redis.from_url(users(Role.WORKER)) as client:
+            snapshot = BlockSnapshot(1, 0, [1, 0, 0, 0], [])
+            keys = worker.scripts.keys
+            await write_snapshot(client, keys, "mini", snapshot.encode(), lives_ms=60_000)
+        assert await admin.block_snapshot("mini") == snapshot
+        assert (await admin.overview()).dead_letters == 0
+        assert [each.name for each in await admin.workers()] == ["mini"]
 
 
 async def test_the_documented_rights_are_enough_for_a_gateways_limits(
