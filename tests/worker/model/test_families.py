@@ -68,6 +68,18 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "Gemma 3, full layers stretched": (
+        "Gemma3Text",
+        {
+            **GEMMA,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "Gemma 3 of a model that sees images": (
         "Gemma3",
         {
@@ -159,15 +171,21 @@ def test_ropes_equal_those_of_transformers_beyond_their_original_length(
         torch.testing.assert_close(ours, reference_logits(folder, text), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["Llama", "Qwen3", "Phi-3", "Gemma 2", "Gemma 3", "GPT-2", "OPT"])
 def test_16_bits_stay_near_32(
-    make_model: Make, driver_of: Make, reference_logits: Make, random_text: Make, name: str
+    make_model: Make,
+    driver_of: Make,
+    reference_logits: Make,
+    random_text: Make,
+    name: str,
+    dtype: torch.dtype,
 ) -> None:
     folder, text = make(make_model, name), random_text(24, 1)
     exact = reference_logits(folder, text)
-    theirs = reference_logits(folder, text, torch.bfloat16).float()
-    driver = driver_of(folder, dtype=torch.bfloat16)
+    theirs = reference_logits(folder, text, dtype).float()
+    driver = driver_of(folder, dtype=dtype)
     (ours,) = driver.logits_in_chunks([text], [[10, 11]])
-    assert ours.dtype == torch.bfloat16
+    assert ours.dtype == dtype
     # No farther from the truth than transformers is, within the noise of rounding.
     assert (ours.float() - exact).norm() < 1.5 * (theirs - exact).norm()
