@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inferq.worker.engine.config import EngineConfig
-from inferq.worker.model.loading.ineffective import ineffective_options
+from inferq.worker.model.loading.ineffective_options import ineffective_options
 
 
 @pytest.mark.parametrize(

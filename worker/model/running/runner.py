@@ -27,7 +27,7 @@ from inferq.worker.model.architecture.config import ModelConfig
 from inferq.worker.model.architecture.linear import check_quantization
 from inferq.worker.model.architecture.vocabulary import ModelVocabulary, tokenizer_vocab_size
 from inferq.worker.model.loading.hub import find_model_folder
-from inferq.worker.model.loading.ineffective import ineffective_options
+from inferq.worker.model.loading.ineffective_options import ineffective_options
 from inferq.worker.model.loading.loader import WeightLoader, load_weights
 from inferq.worker.model.loading.model_loading import load_model, read_model_config
 from inferq.worker.model.ranks.parallel_decoder import ParallelDecoder
