@@ -264,7 +264,7 @@ class BatchStore:
             fields["counts"] = encode_counts(counts)
         if faults:
             fields["errors"] = encode_faults(faults)
-        hashes = [_flat(made.to_hash()) for made in (output, errors) if made is not None]
+        hashes = [[] if made is None else _flat(made.to_hash()) for made in (output, errors)]
         expires_at = next((f.expires_at for f in (output, errors) if f is not None), None)
         done = await self._call(
             "finish",
@@ -286,6 +286,7 @@ class BatchStore:
             "" if output is None else output.id,
             "" if errors is None else errors.id,
             2 * len(fields),
+            *map(len, hashes),
             *_flat(fields),
             *(value for flat in hashes for value in flat),
         )

@@ -138,7 +138,7 @@ async def run_batch(valkey_url: str, queue: str, storage_url: str) -> tuple[int,
 @pytest.mark.timeout(2 * TIMEOUT_S)
 async def test_a_file_of_200_mb_takes_less_than_200_mb_of_memory(
     make_batch: Any, store: BatchStore, line_of: Any, valkey_url: str, queue: str,
-    storage_url: str, worker: Any, ending: Any,
+    storage_url: str, worker: Any,
 ) -> None:  # fmt: skip
     text = "All work and no play makes Jack a dull boy. " * 23_000
     lines = (line_of(f"line-{k}", messages=[{"role": "user", "content": text}]) for k in range(203))
@@ -150,13 +150,13 @@ async def test_a_file_of_200_mb_takes_less_than_200_mb_of_memory(
     async def answer() -> None:
         while True:
             for claimed in await worker.claim(max_jobs=100):
-                end = ending(1)
-                await worker.publish(claimed, 1, end, terminal=end.terminal.finish_reason)
+                await worker.serve(claimed, 1)
             await asyncio.sleep(0.005)
 
     answering = asyncio.create_task(answer())
     before, most = await run_batch(valkey_url, queue, storage_url)
     answering.cancel()
+    await asyncio.wait([answering])
     done = await store.batch(batch.id)
     assert done is not None
     assert (done.status, done.counts.completed) == (Status.COMPLETED, 203)
