@@ -1,4 +1,7 @@
-"""Looking at a queue's workers: the mark that somebody does, and the snapshots it brings."""
+"""Looking at a queue's workers: the mark that somebody does, and the snapshots it brings.
+
+Clients are those of `QueueScripts`, which do not decode responses.
+"""
 
 from __future__ import annotations
 
@@ -35,4 +38,4 @@ async def read_snapshot(client: Redis, keys: QueueKeys, worker: str) -> BlockSna
     """
     with translate_errors(client):
         found = await client.get(keys.blocks(worker))
-    return None if found is None else BlockSnapshot.decode(found)
+    return BlockSnapshot.decode(found) if isinstance(found, bytes) else None

@@ -56,6 +56,7 @@ class Reporter:
         """Report until cancelled, at once when `stop` is set; set it when asked to drain."""
         while True:
             is_draining = stop.is_set()
+            promised_s = self._interval_s
             try:
                 await self._report(stop)
                 self.is_connected = True
@@ -63,11 +64,13 @@ class Reporter:
                 self.is_connected = False
                 self._snapshots.watch(False)
                 logger.warning("report failed", error=str(error))
+            # never later than that report said, or the worker would count as late
+            pause_s = min(promised_s, self._interval_s)
             if is_draining:
-                await asyncio.sleep(self._interval_s)
+                await asyncio.sleep(pause_s)
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), self._interval_s)
+                await asyncio.wait_for(stop.wait(), pause_s)
 
     @property
     def _interval_s(self) -> float:
