@@ -149,6 +149,17 @@ def test_a_truncated_file_is_damaged(driver_of: Make, folder: Path, keep: float)
         driver_of(folder)
 
 
+def test_a_truncated_shard_is_named(driver_of: Make, folder: Path) -> None:
+    halves = split_in_two(folder)
+    shards = [folder / f"model-{index}-of-00002.safetensors" for index in ("00001", "00002")]
+    files = {name: path.name for half, path in zip(halves, shards, strict=True) for name in half}
+    (folder / INDEX).write_text(json.dumps({"weight_map": files}))
+    content = shards[1].read_bytes()
+    shards[1].write_bytes(content[:-1])
+    with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors is damaged or"):
+        driver_of(folder)
+
+
 def test_a_tensor_in_two_files_is_refused(driver_of: Make, folder: Path) -> None:
     first, second = split_in_two(folder)
     save_file({**second, DOWN: torch.ones(64, 96)}, folder / "model-00002-of-00002.safetensors")

@@ -7,7 +7,8 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
 from inferq.worker.engine.requests.sequence import EngineRequest, ResumedOutput
 from inferq.worker.model.loading.hub import find_model_folder
+from inferq.worker.model.running import runner as runner_module
 from inferq.worker.model.running.kv_cache import CPU_MEMORY_CAP, KVCacheShape
 from inferq.worker.model.running.runner import DecoderRunner, load_runner
 from inferq.worker.model.sizing.memory import available_memory
@@ -228,6 +230,24 @@ def test_16_bit_dtypes_run(make_model: Make, random_text: Make, dtype: str) -> N
     config = config_of(make_model(), dtype=dtype)
     outputs = generate(engine_of(load_runner(config), config), {"a": random_text(9, 0)})
     assert len(outputs["a"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "device", "expected"),
+    [
+        ("auto", "bfloat16", "cuda", torch.bfloat16),
+        ("auto", "float16", "cuda", torch.float16),
+        ("auto", None, "cuda", torch.float32),
+        ("auto", "bfloat16", "cpu", torch.float32),
+        ("float16", "bfloat16", "cuda", torch.float16),
+        ("bfloat16", "float32", "cpu", torch.bfloat16),
+    ],
+)
+def test_the_dtype_is_the_checkpoints_on_a_gpu_and_float32_on_the_cpu_unless_told(
+    asked: str, stored: str | None, device: str, expected: torch.dtype
+) -> None:
+    model = cast("Any", SimpleNamespace(dtype=stored))
+    assert runner_module._dtype(asked, model, torch.device(device)) == expected
 
 
 def test_a_missing_device_is_refused(make_model: Make) -> None:
