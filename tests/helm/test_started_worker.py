@@ -94,5 +94,7 @@ def test_it_becomes_ready_serves_and_ends_when_it_is_told_to(
             params = SamplingParams(max_tokens=4, ignore_eos=True)
             result = client.submit("Hello", params, model="smollm2").result(timeout_s=60)
         assert len(result.outputs[0].token_ids) == 4
+        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
+        assert f'inferq_worker_ready{{model_name="smollm2",queue="{queue}"}} 1' in metrics
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(60) == 0, (tmp_path / "log").read_text()
