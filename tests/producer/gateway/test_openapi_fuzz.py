@@ -83,27 +83,29 @@ class Fuzzer:
 
     def _steer(self, case: Any, data: st.DataObject) -> None:
         """Make it likely that a request gets past the first checks."""
-        if isinstance(case.body, dict) and data.draw(st.booleans()):
-            others = sorted(set(case.body) - {*REQUIRED, "model"})
-            kept = data.draw(st.sets(st.sampled_from(others), max_size=2)) if others else set()
-            usual = REQUIRED if data.draw(st.booleans()) else {}
-            case.body = {
-                name: usual.get(name, value)
-                for name, value in case.body.items()
-                if name in kept or name in REQUIRED
-            }
-            case.body["model"] = MODEL
-        if (
-            isinstance(case.body, dict)
-            and "input_file_id" in case.body
-            and data.draw(st.booleans())
-        ):
-            case.body.pop("model", None)
-            case.body["input_file_id"] = self._known["file_id"]
+        body = case.body if isinstance(case.body, dict) else {}
+        if REQUIRED.keys() & body.keys():
+            case.body = _steered(body, data)
+        elif "input_file_id" in body and data.draw(st.booleans()):
+            body["input_file_id"] = self._known["file_id"]
         for name in sorted(case.path_parameters.keys() & self._known.keys()):
             is_spared = case.method == "DELETE" and name == "file_id"
             if not is_spared and data.draw(st.booleans()):
                 case.path_parameters[name] = self._known[name]
+
+
+def _steered(body: dict[str, Any], data: st.DataObject) -> dict[str, Any]:
+    """Return a body as it is, or with few fields of those that may be left out."""
+    how = data.draw(st.sampled_from(("as drawn", "few", "few, with usual", "none, with usual")))
+    if how == "as drawn":
+        return body
+    others = [] if how.startswith("none") else sorted(set(body) - {*REQUIRED, "model"})
+    kept = data.draw(st.sets(st.sampled_from(others), max_size=2)) if others else set()
+    usual = REQUIRED if how.endswith("usual") else {}
+    few = {
+        name: usual.get(name, value) for name, value in body.items() if name in kept | {*REQUIRED}
+    }
+    return {**few, "model": MODEL}
 
 
 @pytest.fixture
