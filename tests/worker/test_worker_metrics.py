@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from inferq import AsyncClient, JobFailed, SamplingParams
 from inferq.protocol.keys import Lane, QueueKeys, new_job_id
 from inferq.protocol.messages import FinishReason
 from inferq.protocol.scripts import QueueScripts
+from inferq.runtime.health import HealthServer
+from inferq.worker import service
 from inferq.worker.engine_client import EngineClient, EngineInfo
 from inferq.worker.engine_output import EngineOutput
 from inferq.worker.service import WorkerService
@@ -86,15 +87,22 @@ class HandEngine(EngineClient):
 class Worker:
     """A worker of the test's queue, in the test's own process."""
 
-    def __init__(self, settings: WorkerSettings, parse: Callable[[str], Any]) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        servers: Mapping[int, HealthServer],
+        parse: Callable[[str], Any],
+    ) -> None:
         self.engine = HandEngine()
-        self._settings = settings
+        self._servers = servers
+        self._number = settings.health_port
         self._parse = parse
         self._task = asyncio.create_task(WorkerService(settings, self.engine).run())
 
     async def get(self, path: str) -> httpx.Response:
+        port = self._servers[self._number].port
         async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
-            return await client.get(f"http://127.0.0.1:{self._settings.health_port}{path}")
+            return await client.get(f"http://127.0.0.1:{port}{path}")
 
     async def scrape(self) -> Any:
         answer = await self.get("/metrics")
@@ -112,7 +120,7 @@ class Worker:
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 assert not self._task.done(), self._task.result()
-                with suppress(httpx.ConnectError):
+                with suppress(httpx.ConnectError, KeyError):
                     if (await self.get(path)).status_code == 200:
                         return
                 await asyncio.sleep(0.02)
@@ -126,9 +134,21 @@ class Worker:
 
 @pytest.fixture
 async def start_worker(
-    valkey_url: str, queue: str, smollm2: Path, metrics_text: Any
+    valkey_url: str,
+    queue: str,
+    smollm2: Path,
+    metrics_text: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Callable[..., Worker]]:
     started: list[Worker] = []
+    servers: dict[int, HealthServer] = {}
+
+    def serve(checks: Any, *, port: int, **options: Any) -> HealthServer:
+        """Take any free port for the one that the settings name."""
+        servers[port] = HealthServer(checks, port=0, **options)
+        return servers[port]
+
+    monkeypatch.setattr(service, "HealthServer", serve)
 
     def start(**settings: Any) -> Worker:
         given = {
@@ -137,11 +157,11 @@ async def start_worker(
             "redis_url": valkey_url,
             "queue": queue,
             "worker_name": f"worker-{len(started)}",
-            "health_port": free_port(),
+            "health_port": len(started) + 1,
             "health_host": "127.0.0.1",
             **settings,
         }
-        started.append(Worker(WorkerSettings(**given), metrics_text.Scrape))
+        started.append(Worker(WorkerSettings(**given), servers, metrics_text.Scrape))
         return started[-1]
 
     yield start
@@ -153,13 +173,6 @@ async def start_worker(
 async def client(valkey_url: str, queue: str) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(valkey_url, queue) as made:
         yield made
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def asked(**params: Any) -> SamplingParams:

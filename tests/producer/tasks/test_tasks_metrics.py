@@ -93,7 +93,7 @@ def test_what_is_performed_is_told_exactly(
     metrics_text: Any,
 ) -> None:
     monkeypatch.setattr(figures, "STANDS_S", 0)
-    settings = make_settings(webhook_retry_delays_s="0.01")
+    settings = make_settings(webhook_retry_delays_s="0.01", sweep_interval_s=3600)
     processes = WorkerProcesses(settings)
     [counts] = processes.counts
 
