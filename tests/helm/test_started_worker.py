@@ -15,8 +15,6 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from inferq import Client, SamplingParams
-
 pytestmark = [pytest.mark.model, pytest.mark.timeout(400)]
 
 
@@ -27,7 +25,7 @@ def free_port() -> int:
         return port
 
 
-def container_of(helm: Any, url: str, queue: str, model: Path, port: int) -> dict[str, Any]:
+def rendering_of(helm: Any, url: str, queue: str, model: Path, port: int) -> Any:
     pool = {
         "model": str(model),
         "servedModelName": "smollm2",
@@ -37,16 +35,15 @@ def container_of(helm: Any, url: str, queue: str, model: Path, port: int) -> dic
         "drainTimeoutSeconds": 5,
         "settings": {"max_model_len": 512, "num_kv_blocks": 128, "enable_prefix_caching": False},
     }
-    rendering = helm.values(
+    return helm.values(
         {
             "pools.cpu": pool,
             "valkey.enabled": False,
             "redis.addresses": [urlsplit(url).netloc],
+            "gateway.enabled": False,
+            "helmTest.timeoutSeconds": 60,
         }
     )
-    [pod] = rendering.workers()
-    container: dict[str, Any] = pod.main
-    return container
 
 
 def environment_of(container: dict[str, Any], tmp_path: Path) -> dict[str, str]:
@@ -73,11 +70,25 @@ def status(port: int, probe: dict[str, Any]) -> int:
         return 0
 
 
+def run_helm_test(pod: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Run what the pod of `helm test` runs."""
+    [container] = pod["spec"]["containers"]
+    program = container["command"]
+    assert program[:2] == ["python", "-c"]
+    return subprocess.run(
+        [sys.executable, "-P", *program[1:]],
+        env={variable["name"]: variable["value"] for variable in container["env"]},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
 def test_it_becomes_ready_serves_and_ends_when_it_is_told_to(
     helm4: Any, valkey_url: str, queue: str, smollm2: Path, tmp_path: Path
 ) -> None:
     port = free_port()
-    container = container_of(helm4, valkey_url, queue, smollm2, port)
+    rendering = rendering_of(helm4, valkey_url, queue, smollm2, port)
+    [pod], [helm_test] = rendering.workers(), rendering.of_kind("Pod")
+    container = pod.main
     startup, ready = (container[p]["httpGet"] for p in ("startupProbe", "readinessProbe"))
     command = [sys.executable, "-P", "-m", "inferq", *container["args"]]
     with (
@@ -90,10 +101,9 @@ def test_it_becomes_ready_serves_and_ends_when_it_is_told_to(
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.1)
         assert status(port, startup) == 200
-        with Client(valkey_url, queue=queue) as client:
-            params = SamplingParams(max_tokens=4, ignore_eos=True)
-            result = client.submit("Hello", params, model="smollm2").result(timeout_s=60)
-        assert len(result.outputs[0].token_ids) == 4
+        done = run_helm_test(helm_test)
+        assert done.returncode == 0, done.stderr
+        assert f"{queue}: smollm2 answered" in done.stdout
         metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
         assert f'inferq_worker_ready{{model_name="smollm2",queue="{queue}"}} 1' in metrics
         worker.send_signal(signal.SIGTERM)
