@@ -22,7 +22,7 @@ export function showQueue(parent, ask) {
   });
   const workers = new Map();
 
-  function showWorkers(queue, found) {
+  function showWorkers({ queue, workers: found, is_reached }) {
     const named = new Map(found.map((worker) => [`${worker.partition} ${worker.name}`, worker]));
     for (const [name, card] of workers) {
       if (named.has(name)) continue;
@@ -31,7 +31,7 @@ export function showQueue(parent, ask) {
     }
     [...named].forEach(([name, worker], i) => {
       if (!workers.has(name)) workers.set(name, showWorker(part("workers"), i, queue, worker, ask));
-      workers.get(name).show(worker);
+      workers.get(name).show(worker, is_reached);
     });
     part("no-worker").hidden = found.length > 0;
   }
@@ -44,10 +44,11 @@ export function showQueue(parent, ask) {
     show: (queue, intervalS) => {
       part("queue").textContent = queue.queue;
       part("unreached").hidden = queue.is_reached;
+      part("tiles").classList.toggle("old", !queue.is_reached);
       if (queue.now) showNumbers(part, queue.now, queue.workers);
       depth.show(queue.history, intervalS);
       tokens.show(queue.history, intervalS);
-      showWorkers(queue.queue, queue.workers);
+      showWorkers(queue);
     },
   };
 }

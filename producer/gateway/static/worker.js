@@ -3,7 +3,9 @@
 import { BlockMap } from "./blocks.js";
 import { copyOf, count, seconds } from "./parts.js";
 
+// Between two looks, and before the first snapshot.
 const EVERY_MS = 1_000;
+const SOON_MS = 300;
 const WORDS = { late: "does not answer", gone: "gone" };
 
 /** Add a worker's card to `parent` as its child number `place`; `ask` fetches data. */
@@ -13,32 +15,40 @@ export function showWorker(parent, place, queue, { name, partition }, ask) {
   const map = new BlockMap(part("canvas"), part("tip"));
   const address = new URLSearchParams({ queue, worker: name, partition });
   let isInView = false;
-  let isRemoved = false;
   let isDead = false;
-  const seen = new IntersectionObserver(([entry]) => (isInView = entry.isIntersecting));
-  seen.observe(root);
+  let isOld = false;
+  let timer = null;
+  const fade = () => root.classList.toggle("stale", isDead || isOld);
+  // looks at once when it comes into view
+  const seen = new IntersectionObserver(([entry]) => {
+    isInView = entry.isIntersecting;
+    if (isInView && timer !== null) look();
+  });
 
   async function look() {
-    if (isRemoved) return;
+    clearTimeout(timer);
+    timer = null;
     if (isInView && document.visibilityState === "visible") {
       const { snapshot } = await ask(`status/blocks?${address}`).catch(() => ({ snapshot: null }));
       if (snapshot) showBlocks(part, map, name, snapshot);
       else if (map.cells === null) part("legend").textContent = "The blocks show with its next report …";
-      root.classList.toggle("stale", !snapshot || isDead);
+      isOld = !snapshot;
+      fade();
     }
-    setTimeout(look, EVERY_MS);
+    if (root.isConnected) timer = setTimeout(look, map.cells === null ? SOON_MS : EVERY_MS);
   }
   look();
+  seen.observe(root);
 
   return {
     remove: () => {
-      isRemoved = true;
+      clearTimeout(timer);
       seen.disconnect();
       root.remove();
     },
-    show: (worker) => {
-      isDead = worker.state in WORDS;
-      root.classList.toggle("stale", isDead);
+    show: (worker, isReached) => {
+      isDead = worker.state in WORDS || !isReached;
+      fade();
       part("name").textContent = worker.name;
       part("state").textContent = WORDS[worker.state] ?? worker.state;
       part("state").className = `state ${worker.state}`;

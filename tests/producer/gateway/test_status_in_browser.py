@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from inferq.embedded import EmbeddedServer
 from inferq.protocol.keys import new_job_id
 from inferq.protocol.snapshots import BlockSnapshot, HoldingSequence
 from inferq.worker.engine_process import snapshot_of
@@ -242,6 +243,21 @@ def test_queues_without_workers_say_so(
         expect(page.get_by_text("No worker serves this queue.")).to_have_count(2)
         expect(page.locator("[data-is=waiting]").first).to_have_text("0")
         expect(page.locator("svg").first).to_have_attribute("aria-label", re.compile("0 wait"))
+
+
+def test_a_server_that_goes_away_is_said_and_what_was_known_is_pale(
+    open_tab: Callable[..., Iterator[Page]],
+    start_gateway: Callable[..., Any],
+) -> None:
+    with EmbeddedServer() as server:
+        gateway = start_gateway(redis_url=server.url)
+        tabs = open_tab(f"{gateway.url}/status")
+        page = next(tabs)
+        expect(page.locator("[data-is=running]")).to_have_text("0")
+        expect(page.locator("[data-is=unreached]")).to_be_hidden()
+    expect(page.locator("[data-is=unreached]")).to_be_visible()
+    expect(page.locator(".tiles.old")).to_be_visible()
+    assert list(tabs) == []
 
 
 def test_without_a_key_it_asks_for_one_and_keeps_it_in_the_tab(
