@@ -14,6 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 from inferq.producer import AsyncClient
+from inferq.producer.batches import answering
 from inferq.producer.batches.records import BatchRecord, Status
 from inferq.producer.batches.storage import FileStorage
 from inferq.producer.batches.store import BatchLost, BatchStore, TakenBatch
@@ -272,3 +273,29 @@ async def test_a_taken_batch_tells_its_record(
     batch = await make_batch([line_of("a")], owner="alice", metadata={"k": "v"})
     [taken] = await store.take(queue, most=1, lease_ms=60_000)
     assert taken == TakenBatch(batch, 1)
+
+
+async def test_a_worker_may_be_absent_for_longer_than_any_wait(
+    make_batch: Any, run_turn: Any, line_of: Any, start_stand_in: Any, check_ended: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    waits = 0
+    collect = answering.collect_answers
+
+    async def collect_briefly(jobs: Any, *, timeout_s: float) -> Any:
+        nonlocal waits
+        waits += 1
+        return await collect(jobs, timeout_s=min(timeout_s, 0.1))
+
+    monkeypatch.setattr(answering, "collect_answers", collect_briefly)
+    batch = await make_batch([line_of("a")])
+    turn = asyncio.create_task(run_turn())
+
+    async def has_waited() -> bool:
+        return waits > 3
+
+    await until(has_waited)
+    start_stand_in().say("Hello there")
+    monkeypatch.undo()
+    await turn
+    await check_ended(batch, ["a"])
