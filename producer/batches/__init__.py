@@ -8,10 +8,11 @@ the gateway's pure parts (bodies to jobs, events to answers), fsspec and orjson.
 - `storage`   the files' bytes: a folder, or S3
 - `line_reader`  bytes to lines of bounded length
 - `lines`     a line to a checked request; `surveys` the first pass over a whole file
-- `answering` a checked request to its line of output
+- `answering` a checked request to its answer; `outcomes` how lines end
 - `windows`   what is in flight, and how far a batch has come; `journals` where that is kept
 - `parts`     lines that ended, kept in parts, which are joined in the end
-- `running`   a batch's lines from first to last; `conducting` batches as the tasks run them
+- `running`   a batch's lines from first to last; `turns` batches as the tasks run them
 - `local`     a batch from file to file, without a gateway
 - `models`    which queue serves a batch's model
+- `expiry`    what is removed when its time is over
 """
