@@ -386,6 +386,11 @@ class Dispatcher:
             self._traces.leave(job, "handed back")
             self._drop(job)
 
+    def end_traces(self, event: str) -> None:
+        """End the traces of all jobs here, as others go on with them."""
+        for job in self._jobs:
+            self._traces.leave(job, event)
+
     def _end_early(self, job: RunningJob, reason: FinishReason) -> None:
         active = self._active.get(_request_id(job))
         if active is not None:

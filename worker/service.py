@@ -93,11 +93,11 @@ class WorkerService:
             async with self._health():
                 return await self._serve(client, scripts, tracing)
         finally:
-            if tracing is not None:
-                await asyncio.to_thread(tracing.close)
             await self._engine.stop()
             await calls.disconnect()
             await client.aclose()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
 
     async def _serve(self, client: Redis, scripts: QueueScripts, tracing: Tracing | None) -> int:
         with self._signals():
@@ -352,6 +352,7 @@ class WorkerSession:
 
     async def _leave_to_others(self) -> None:
         """Let others take the jobs of an engine that died at once, and count the crash."""
+        self._dispatcher.end_traces("engine ended")
         try:
             async with asyncio.timeout(HAND_OVER_S):
                 worker = self._settings.worker_name
