@@ -19,6 +19,7 @@ def test_all_keys_of_a_partition_share_one_hash_tag() -> None:
         *(keys.jobs(lane) for lane in Lane),
         *(keys.job("x"), keys.out("x"), keys.idem("a{b}c"), keys.wake("r"), keys.drain("w")),
         *(keys.delayed, keys.leases, keys.dead, keys.load, keys.workers, keys.outbox),
+        *(keys.watch, keys.blocks("w")),
     ]
     public = [n for n, _ in inspect.getmembers(QueueKeys) if not n.startswith("_")]
     assert len(names) == len(public) - len(("prefix", "queue", "partition")) + len(Lane) - 1
