@@ -15,6 +15,7 @@ only: never torch, transformers or settings, so that every client can afford it.
 - `digest`    what tells whether two submissions ask for the same thing
 - `replies`   what the scripts are asked and answer
 - `scripts`   one `.lua` file per atomic operation, loaded and called by name
+- `snapshots`  what a worker's blocks hold; `watching` who looks, and how snapshots pass
 - `script_call`  one call of a script, by its digest or whole
 - `connection`  redis's errors as ours
 """

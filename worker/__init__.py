@@ -8,6 +8,7 @@ the engine without a queue. Imported by the command line and, for `LLM`, by the 
 - `probes`          what a worker answers on its health port; `metrics` made of its `books`
 - `plan`            how many blocks a GPU will hold, before there is one
 - `diagnosis`       what it would find on this machine, as `facts`, for `inferq doctor`
+- `reports`         heartbeats; `snapshots` what the blocks hold, while somebody watches
 - `dispatch`        jobs to engine requests, and what comes back to events
 - `generation`, `outputs`, `engine_output`  the text of one job as it grows
 - `frames`, `frame_pipe`  what passes between the two processes
