@@ -147,7 +147,7 @@ def test_a_worker_that_dies_is_late_and_its_rate_does_not_count(
         eventually(lambda: queues_of(gateway)[0]["workers"][0]["generated_rate"])
     stand_in_worker.die()
     [worker] = eventually(
-        lambda: [w for w in queues_of(gateway)[0]["workers"] if w["state"] == "late"]
+        lambda: [w for w in queues_of(gateway)[0]["workers"] if w["state"] in ("late", "gone")]
     )
     assert worker["generated_rate"] == 0
     eventually(lambda: queues_of(gateway)[0]["history"]["generated"][-1] == 0)
