@@ -93,8 +93,7 @@ class LineAnswerer:
         """Give up what is under way: jobs that have not ended are cancelled, the others kept."""
         self.ending = self.ending or ending
         self._ends.set()
-        for jobs in list(self._under_way.values()):
-            await jobs.cancel()
+        await asyncio.gather(*(jobs.cancel() for jobs in list(self._under_way.values())))
 
     async def answer(self, asked: Asked, number: int) -> Outcome:
         """Return how a line ends, however long that takes.

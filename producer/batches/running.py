@@ -27,7 +27,7 @@ from inferq.producer.batches.records import Counts
 from inferq.producer.batches.storage import FileStorage, StorageError
 from inferq.producer.batches.windows import Position, Tracker, Window
 from inferq.producer.server import end_tasks, jitter
-from inferq.protocol.errors import ServerLost
+from inferq.protocol.errors import InferqError, ServerLost
 
 logger = structlog.get_logger("inferq.batches")
 
@@ -108,6 +108,9 @@ class BatchRunner:
         What was answered until then is kept, and jobs go on for the next run to find. Raises
         `StorageError`, `ServerLost` and what the journal raises.
         """
+        seconds_left = self._plan.seconds_left
+        if seconds_left is not None and seconds_left() <= 0:
+            await self._plan.answerer.end(Ending.EXPIRED)
         writing = asyncio.create_task(self._write_parts(stop))
         reading = asyncio.create_task(self._read_all())
         others = [asyncio.create_task(stop.wait()), asyncio.create_task(self._expire())]
@@ -138,7 +141,7 @@ class BatchRunner:
                 async for line in read_lines(chunks, start.offset, start.line):
                     if self._tracker.start(line):
                         await self._begin(line, group, reached_before)
-        except* (StorageError, ServerLost) as errors:
+        except* InferqError as errors:
             raise errors.exceptions[0] from None
 
     async def _begin(self, line: InputLine, group: asyncio.TaskGroup, reached_before: int) -> None:

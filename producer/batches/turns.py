@@ -161,6 +161,8 @@ class _BatchRun:
                 await self._journal.release(delay_ms=AGAIN_MS)
                 return
             runner = self._runner = self._make_runner(client, checkpoint, repeated)
+            if self._journal.status is Status.CANCELLING:
+                await runner.cancel()
             if not await runner.run(stop):
                 self._runner = None
                 await self._journal.release()

@@ -299,3 +299,78 @@ async def test_a_worker_may_be_absent_for_longer_than_any_wait(
     monkeypatch.undo()
     await turn
     await check_ended(batch, ["a"])
+
+
+@pytest.fixture
+def leave_queued(
+    run_turn: Any, valkey_client: Redis, queue: str
+) -> Callable[[int], Awaitable[None]]:
+    """Run what is due until so many lines wait in the queue, then stop."""
+
+    async def run(number: int) -> None:
+        stop = asyncio.Event()
+        turn = asyncio.create_task(run_turn(stop, lease_s=1))
+
+        async def are_queued() -> bool:
+            queued = int(await valkey_client.xlen(QueueKeys(queue).jobs(Lane.LOW)))
+            keys = [key async for key in valkey_client.scan_iter(f"{BatchKeys.BATCHES}*")]
+            reached = [int(await valkey_client.hget(key, "reached") or 0) for key in keys]
+            return queued == number and number in reached
+
+        await until(are_queued)
+        stop.set()
+        await turn
+
+    return run
+
+
+async def test_a_cancelled_batch_ends_the_jobs_that_an_earlier_run_left(
+    make_batch: Any, run_turn: Any, line_of: Any, leave_queued: Any, store: BatchStore,
+    client: AsyncClient, read_lines: Any,
+) -> None:  # fmt: skip
+    batch = await make_batch([line_of(f"line-{k}") for k in range(7)])
+    await leave_queued(7)
+    await store.request_cancel(batch.id)
+    await run_turn()
+    done = await store.batch(batch.id)
+    assert done is not None
+    assert (done.status, done.counts.failed) == (Status.CANCELLED, 7)
+    length = await client.queue_length()
+    assert (length.queued, length.running, length.finished_total) == (0, 0, 7)
+    codes = [each["error"]["code"] for each in await read_lines(done.error_file_id)]
+    assert codes == ["batch_cancelled"] * 7
+
+
+async def test_answers_that_came_while_nobody_ran_a_batch_count_though_its_window_has_passed(
+    make_batch: Any, run_turn: Any, line_of: Any, leave_queued: Any, store: BatchStore,
+    client: AsyncClient, start_stand_in: Any, valkey_client: Redis, read_lines: Any,
+) -> None:  # fmt: skip
+    batch = await make_batch([line_of(f"line-{k}") for k in range(5)])
+    await leave_queued(5)
+    start_stand_in().say("Hello there")
+
+    async def are_done() -> bool:
+        return (await client.queue_length()).finished_total == 5
+
+    await until(are_done)
+    await valkey_client.hset(BatchKeys().batch(batch.id), "expires_at", int(time.time()) - 5)
+    await run_turn()
+    done = await store.batch(batch.id)
+    assert done is not None
+    assert (done.counts.completed, done.counts.failed) == (5, 0)
+    assert len(await read_lines(done.output_file_id)) == 5
+
+
+async def test_a_batch_that_is_cancelled_before_it_begins_submits_nothing(
+    make_batch: Any, run_turn: Any, line_of: Any, store: BatchStore, client: AsyncClient,
+    read_lines: Any,
+) -> None:  # fmt: skip
+    batch = await make_batch([line_of("a"), b"{bad", line_of("b")])
+    await store.request_cancel(batch.id)
+    await run_turn()
+    done = await store.batch(batch.id)
+    assert done is not None
+    assert (done.status, done.counts.total, done.counts.failed) == (Status.CANCELLED, 3, 3)
+    codes = sorted(each["error"]["code"] for each in await read_lines(done.error_file_id))
+    assert codes == ["batch_cancelled", "batch_cancelled", "invalid_json_line"]
+    assert (await client.queue_length()).finished_total == 0
