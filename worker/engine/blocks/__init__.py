@@ -1,1 +1,1 @@
-"""KV blocks: pool, free list and prefix chain, host memory for swap, who holds what, a map of it."""
+"""KV blocks: pool, free list, prefix chain, host memory for swap, who holds what, a map of it."""
