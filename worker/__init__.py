@@ -9,7 +9,8 @@ the engine without a queue. Imported by the command line and, for `LLM`, by the 
 - `plan`            how many blocks a GPU will hold, before there is one
 - `diagnosis`       what it would find on this machine, as `facts`, for `inferq doctor`
 - `reports`         heartbeats; `snapshots` what the blocks hold, while somebody watches
-- `dispatch`        jobs to engine requests, and what comes back to events
+- `dispatch`        jobs to engine requests (`preparation`), and what comes back to events
+- `job_lines`, `job_trace`  what is told of a job on its way, in log lines and in spans
 - `generation`, `outputs`, `engine_output`  the text of one job as it grows
 - `frames`, `frame_pipe`  what passes between the two processes
 - `factory`         loads a model and builds the engine around it

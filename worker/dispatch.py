@@ -6,9 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-
-from redis.asyncio import Redis
 
 from inferq.protocol.errors import (
     DecodeError,
@@ -19,25 +16,23 @@ from inferq.protocol.errors import (
     QueueFull,
     ServerLost,
 )
-from inferq.protocol.keys import Lane, QueueKeys
+from inferq.protocol.keys import Lane
 from inferq.protocol.messages import FinishReason, Job, Task, Terminal, Timings, Usage
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.replies import ClaimedJob
 from inferq.protocol.scripts import QueueScripts
 from inferq.worker.books import JobBooks
-from inferq.worker.engine.requests.request import PreparedRequest, prepare_request
+from inferq.worker.engine.requests.request import PreparedRequest
 from inferq.worker.engine.requests.request_events import RequestEvent
 from inferq.worker.engine.text.tokenizer import Tokenizer
-from inferq.worker.engine_client import EngineClient, EngineInfo
+from inferq.worker.engine_client import EngineClient
 from inferq.worker.engine_output import EngineOutput
-from inferq.worker.event_size import check_event_size
-from inferq.worker.generation import Generation, describe_tokens, num_streams
+from inferq.worker.generation import Generation
 from inferq.worker.job_lines import JobLines
 from inferq.worker.job_trace import JobTraces
+from inferq.worker.preparation import Preparer
 from inferq.worker.queue.publisher import Publisher
-from inferq.worker.queue.replay import read_published
 from inferq.worker.queue.running import RunningJob, RunningJobs
-from inferq.worker.tokenization import tokenized_log
 
 #: Engine priority of each lane; smaller is more urgent.
 LANE_PRIORITY = {Lane.HIGH: -1, Lane.NORMAL: 0, Lane.LOW: 1}
@@ -63,15 +58,11 @@ class Dispatcher:
         self,
         *,
         worker: str,
-        model_name: str,
-        adapters: Sequence[str],
         retention_ms: int,
-        redis_client: Redis,
-        keys: QueueKeys,
         scripts: QueueScripts,
+        preparer: Preparer,
         tokenizer: Tokenizer,
         engine: EngineClient,
-        info: EngineInfo,
         jobs: RunningJobs,
         books: JobBooks,
         traces: JobTraces,
@@ -79,15 +70,11 @@ class Dispatcher:
         on_room: Callable[[], None],
     ) -> None:
         self._worker = worker
-        #: The adapter of each model name that jobs may give; the base model's is empty.
-        self._adapter_of = {model_name: "", **{name: name for name in adapters}}
         self._retention_ms = retention_ms
-        self._redis = redis_client
-        self._keys = keys
         self._scripts = scripts
+        self._preparer = preparer
         self._tokenizer = tokenizer
         self._engine = engine
-        self._info = info
         self._jobs = jobs
         self._books = books
         self._traces = traces
@@ -135,16 +122,15 @@ class Dispatcher:
             message = _decode(job.id, payload)
             self._traces.begin(job, message)
             self._lines.read(job, message)
-            adapter = self._adapter(message.model)
+            adapter = self._preparer.adapter_of(message.model)
             if message.task is Task.TOKENIZE:
                 await self._tokenize(job, message)
                 return
             began_ns = time.time_ns()
-            prepared = await asyncio.to_thread(self._prepared, message)
+            prepared = await asyncio.to_thread(self._preparer.prepare, message)
             if trace := self._traces.of(job):
                 trace.tokenized(began_ns, len(prepared.prompt_token_ids))
-            log = await self._read_log(job, prepared)
-            describe_tokens(log, prepared, message, self._tokenizer)
+            log = await self._preparer.published(job, prepared, message)
             if job in self._jobs and not job.is_finished:
                 await self._begin(job, prepared, log, message.cache_salt or "", adapter)
         except InvalidRequestError as error:
@@ -157,30 +143,12 @@ class Dispatcher:
             self._lines.failed("preparing a job failed", job, error)
             self._fail(job, _internal_error(error))
 
-    def _prepared(self, message: Job) -> PreparedRequest:
-        prepared = prepare_request(
-            message.prompt,
-            message.params,
-            self._tokenizer,
-            max_model_len=self._info.max_model_len,
-            vocab_size=self._info.vocab_size,
-            now=_submitted_at(message),
-        )
-        check_event_size(prepared, self._tokenizer, self._info.vocab_size)
-        return prepared
-
     async def _tokenize(self, job: RunningJob, message: Job) -> None:
         """End a job that asks for its prompt's tokens with these, whatever was published of them.
 
         Any worker finds the same ones.
         """
-        log = await asyncio.to_thread(
-            tokenized_log,
-            message.prompt,
-            self._tokenizer,
-            vocab_size=self._info.vocab_size,
-            now=_submitted_at(message),
-        )
+        log = await asyncio.to_thread(self._preparer.tokenize, message)
         if job in self._jobs and not job.is_finished:
             job.log = log
             self._end(
@@ -192,29 +160,6 @@ class Dispatcher:
                     attempts=job.attempts,
                 ),
             )
-
-    def _adapter(self, model: str | None) -> str:
-        """Return the adapter that a job's model name means; raise for a name that is not served."""
-        if model is None:
-            return ""
-        if (adapter := self._adapter_of.get(model)) is None:
-            served = ", ".join(map(repr, self._adapter_of))
-            verb = "is" if len(self._adapter_of) == 1 else "are"
-            raise InvalidRequestError(
-                f"{model!r} is not served on this queue; {served} {verb}",
-                field="model",
-                code=ErrorCode.MODEL_NOT_FOUND,
-            )
-        return adapter
-
-    async def _read_log(self, job: RunningJob, prepared: PreparedRequest) -> JobLog:
-        """Return what was published of a job by others; what publishes at its end starts again."""
-        outputs = num_streams(prepared.params)
-        if not job.inherited or prepared.params.publishes_at_end:
-            return JobLog(outputs)
-        return await read_published(
-            self._redis, self._keys, job.id, total=job.inherited, num_outputs=outputs
-        )
 
     async def _begin(
         self,
@@ -484,7 +429,3 @@ def _decode(job_id: str, payload: bytes) -> Job:
     if message.id != job_id:
         raise DecodeError(f"the payload is of job {message.id}", payload)
     return message
-
-
-def _submitted_at(message: Job) -> datetime:
-    return datetime.fromtimestamp(message.created_ms / 1000, UTC)

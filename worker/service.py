@@ -32,6 +32,7 @@ from inferq.worker.job_trace import JobTraces
 from inferq.worker.metrics import WorkerMetrics
 from inferq.worker.model.loading.hub import find_model_folder
 from inferq.worker.model.loading.model_store import resolve_model
+from inferq.worker.preparation import Preparer
 from inferq.worker.probes import WorkerProbes
 from inferq.worker.queue.claimer import Claimer, ClaimLimits
 from inferq.worker.queue.lease import LeaseKeeper
@@ -208,15 +209,18 @@ class WorkerSession:
         self._jobs = jobs = RunningJobs(info.pool_tokens, info.block_size, settings.max_jobs)
         self._dispatcher = dispatcher = Dispatcher(
             worker=worker,
-            model_name=settings.model_name,
-            adapters=tuple(settings.lora_adapters or ()),
             retention_ms=round(settings.retention_s * 1000),
-            redis_client=client,
-            keys=keys,
             scripts=scripts,
+            preparer=Preparer(
+                client,
+                keys,
+                tokenizer,
+                info,
+                model_name=settings.model_name,
+                adapters=tuple(settings.lora_adapters or ()),
+            ),
             tokenizer=tokenizer,
             engine=engine,
-            info=info,
             jobs=jobs,
             books=books.jobs,
             traces=JobTraces(tracing, queue=settings.queue, model=settings.model_name),
