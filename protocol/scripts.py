@@ -336,11 +336,14 @@ class QueueScripts:
         queued, running, delayed, ended = map(number, values)
         return QueueLength(queued, running, delayed, finished_total=ended, limit=limit)
 
-    async def forget(self, job_id: str) -> None:
-        """Let go of the record and the events of a job that has ended, before their time."""
-        self._check_partition(job_id)
-        for key in (self.keys.out(job_id), self.keys.job(job_id)):
-            await self._read(self._redis.pexpire(key, 1))
+    async def forget(self, *job_ids: str) -> None:
+        """Let go of the records and the events of jobs that have ended, before their time."""
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for job_id in job_ids:
+                self._check_partition(job_id)
+                for key in (self.keys.out(job_id), self.keys.job(job_id)):
+                    pipeline.pexpire(key, 1)
+            await self._read(pipeline.execute())
 
     async def overview(self) -> QueueOverview:
         """Return what the queue holds, all of one moment."""

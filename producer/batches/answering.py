@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 import structlog
+from redis.asyncio import Redis
 
 from inferq.producer.async_client import AsyncClient
 from inferq.producer.batches.outcomes import Answered, Outcome, Unanswered
@@ -45,6 +47,8 @@ LONGEST_PAUSE_S: Final = 10.0
 IDLE_S: Final = 3600.0
 #: How often a line is generated whose result the server has lost.
 MAX_TRIES: Final = 3
+#: Jobs that are forgotten in one go.
+_FORGOTTEN_AT_ONCE: Final = 200
 #: Shortest deadline of a job, in seconds.
 _SHORTEST_S: Final = 0.001
 
@@ -192,16 +196,18 @@ class LineAnswerer:
 
 async def forget_jobs(client: AsyncClient, job_ids: Sequence[str]) -> None:
     """Let go of jobs whose results are kept elsewhere; what fails is left to their retention."""
-    slots = asyncio.Semaphore(16)
-
-    async def forget(job_id: str) -> None:
-        keys = QueueKeys(client.queue, partition_of(job_id))
-        async with slots:
-            await client.run(
-                lambda redis: QueueScripts(redis, keys).forget(job_id), slot_key=keys.prefix
-            )
-
+    by_partition: dict[int, list[str]] = {}
+    for job_id in job_ids:
+        by_partition.setdefault(partition_of(job_id), []).append(job_id)
     try:
-        await asyncio.gather(*map(forget, job_ids))
+        for partition, ids in by_partition.items():
+            keys = QueueKeys(client.queue, partition)
+            for first in range(0, len(ids), _FORGOTTEN_AT_ONCE):
+                chunk = ids[first : first + _FORGOTTEN_AT_ONCE]
+                await client.run(partial(_forget, keys, chunk), slot_key=keys.prefix)
     except InferqError as error:
         logger.warning("results not removed", jobs=len(job_ids), error=str(error))
+
+
+async def _forget(keys: QueueKeys, job_ids: Sequence[str], redis: Redis) -> None:
+    await QueueScripts(redis, keys).forget(*job_ids)
