@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from inferq.producer.batches import surveys
 pytestmark = pytest.mark.model
 
 Start = Callable[..., subprocess.Popen[bytes]]
+RunHere = Callable[..., tuple[int, str, str]]
 
 MODEL = "stand-in"
 TIMEOUT_S = 100
@@ -69,18 +71,26 @@ def ids(*files: Path) -> list[str]:
     return sorted(line["custom_id"] for file in files for line in read(file))
 
 
-def run_batch(start: Start, *arguments: object) -> tuple[int, str, str]:
-    """Run it to its end; these take longer than other commands."""
-    process = start("batch", "run", *map(str, arguments))
-    output, errors = process.communicate(timeout=TIMEOUT_S)
-    return process.returncode, output.decode(), errors.decode()
-
-
 def wait_for(condition: Callable[[], object]) -> None:
     give_up = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.02)
+
+
+@pytest.fixture
+def run_batch_here(
+    run_here: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> RunHere:
+    """Run it to its end in this process, whose logging stays as it is: the worker's lines go."""
+    monkeypatch.setattr(batch_run, "configure_logging", lambda *_: None)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code, output, errors = run_here("batch", "run", *map(str, arguments))
+        lines = [line for line in output.splitlines() if not re.match(r"\d{4}-\d\d-\d\d ", line)]
+        return code, "\n".join(lines), errors
+
+    return run
 
 
 @pytest.fixture
@@ -90,12 +100,12 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.mark.usefixtures("worker")
 def test_every_line_ends_in_the_output_or_the_file_of_errors(
-    start: Start, files: tuple[Path, Path], tmp_path: Path
+    run_batch_here: RunHere, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     wrong = [b"{", {**chat("a"), "url": "/v1/embeddings"}, chat("1"), chat("b", n=0)]
     write(files[0], [*(chat(str(number)) for number in range(20)), *wrong])
     errors = tmp_path / "errors.jsonl"
-    code, output, progress = run_batch(start, *files, "--errors", errors)
+    code, output, progress = run_batch_here(*files, "--errors", errors)
     assert code == 1, progress
     assert "20 of 24 lines answered" in output
     assert f"4 lines failed: {errors}" in output
@@ -120,10 +130,10 @@ def test_every_line_ends_in_the_output_or_the_file_of_errors(
 
 @pytest.mark.usefixtures("worker")
 def test_without_a_file_of_errors_all_lines_are_in_the_output(
-    start: Start, files: tuple[Path, Path]
+    run_batch_here: RunHere, files: tuple[Path, Path]
 ) -> None:
     write(files[0], [chat("a"), chat("b", temperature=-1), {**chat("c"), "body": {}}])
-    code, output, _ = run_batch(start, *files, "--model", MODEL, "--json")
+    code, output, _ = run_batch_here(*files, "--model", MODEL, "--json")
     assert code == 1
     told = json.loads(output)
     assert (told["complete"], told["total"], told["completed"]) == (True, 3, 1)
@@ -134,30 +144,29 @@ def test_without_a_file_of_errors_all_lines_are_in_the_output(
 
 @pytest.mark.usefixtures("worker")
 def test_a_model_is_filled_in_where_a_line_names_none(
-    start: Start, files: tuple[Path, Path]
+    run_batch_here: RunHere, files: tuple[Path, Path]
 ) -> None:
     line = chat("a")
     del line["body"]["model"]
     completion = {"prompt": "Hello", "max_tokens": 2}
     write(files[0], [line, {**chat("b"), "body": completion | {"messages": []}}])
-    code, output, errors = run_batch(start, *files, "--model", MODEL)
+    code, output, errors = run_batch_here(*files, "--model", MODEL)
     assert (code, output.splitlines()[0][:21]) == (1, "1 of 2 lines answered"), errors
     files[1].unlink()
     other = {"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": completion}
     write(files[0], [other])
-    assert run_batch(start, *files, "--model", MODEL)[0] == 0
+    assert run_batch_here(*files, "--model", MODEL)[0] == 0
     assert read(files[1])[0]["response"]["body"]["choices"][0]["text"] == "Paris."
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
 def test_after_a_kill_the_same_command_goes_on_and_asks_nothing_twice(
-    start: Start, files: tuple[Path, Path], worker: Any, signum: int
+    start: Start, run_batch_here: RunHere, files: tuple[Path, Path], worker: Any
 ) -> None:
     worker.slow_down(0.05)  # so that all of it takes long
     names = [str(number) for number in range(200)]
     write(files[0], [chat(name) for name in names])
     command = ("batch", "run", *map(str, files), "--window", "4")
-    for asked in (10, 30):
+    for asked, signum in ((10, signal.SIGKILL), (30, signal.SIGINT)):
         process = start(*command)
         wait_for(lambda asked=asked: len(worker.engine.requests) >= asked)  # type: ignore[misc]
         process.send_signal(signum)
@@ -169,7 +178,7 @@ def test_after_a_kill_the_same_command_goes_on_and_asks_nothing_twice(
         else:
             assert process.returncode == -signum
     worker.slow_down(0.001)
-    code, output, errors_text = run_batch(start, *files, "--window", "50")
+    code, output, errors_text = run_batch_here(*files, "--window", "50")
     assert code == 0, errors_text
     assert "200 of 200 lines answered" in output
     assert ids(files[1]) == sorted(names)
@@ -178,15 +187,13 @@ def test_after_a_kill_the_same_command_goes_on_and_asks_nothing_twice(
 
 
 def test_what_cannot_be_a_batch_is_refused_by_name(
-    run_here: Callable[..., tuple[int, str, str]],
+    run_batch_here: RunHere,
     monkeypatch: pytest.MonkeyPatch,
     files: tuple[Path, Path],
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(batch_run, "configure_logging", lambda *_: None)
-
     def refused(*arguments: object) -> str:
-        code, output, errors = run_here("batch", "run", *map(str, arguments))
+        code, output, errors = run_batch_here(*arguments)
         assert (code, output) == (2, ""), errors
         return errors
 
@@ -207,27 +214,25 @@ def test_what_cannot_be_a_batch_is_refused_by_name(
 
 
 def test_a_second_run_and_another_input_are_refused_while_one_is_unfinished(
-    start: Start, files: tuple[Path, Path], worker: Any
+    start: Start, run_batch_here: RunHere, files: tuple[Path, Path], worker: Any
 ) -> None:
     worker.slow_down(30)
     write(files[0], [chat("a"), chat("b")])
     first = start("batch", "run", *map(str, files))
     wait_for(lambda: len(worker.engine.requests) == 2)
-    code, _, errors = run_batch(start, *files)
+    code, _, errors = run_batch_here(*files)
     assert code == 2
     assert "another" in errors
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=TIMEOUT_S)
     assert first.returncode == 130
     write(files[0], [chat("a"), chat("c")])
-    code, _, errors = run_batch(start, *files)
+    code, _, errors = run_batch_here(*files)
     assert code == 2
     assert f"{files[0]} has changed" in errors
 
 
-def test_it_says_what_it_waits_for_and_that_there_is_no_server(
-    start: Start, files: tuple[Path, Path]
-) -> None:
+def test_it_says_what_it_waits_for(start: Start, files: tuple[Path, Path]) -> None:
     write(files[0], [chat("a")])
     process = start("batch", "run", *map(str, files))
     assert process.stderr is not None
@@ -239,6 +244,10 @@ def test_it_says_what_it_waits_for_and_that_there_is_no_server(
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
-    code, _, errors = run_batch(start, *files, "--redis-url", "redis://127.0.0.1:1/0")
+
+
+def test_without_a_server_it_ends(run_batch_here: RunHere, files: tuple[Path, Path]) -> None:
+    write(files[0], [chat("a")])
+    code, _, errors = run_batch_here(*files, "--redis-url", "redis://127.0.0.1:1/0")
     assert code == 3
-    assert errors.startswith("inferq: ")
+    assert "inferq: " in errors

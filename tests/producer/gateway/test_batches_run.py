@@ -54,7 +54,7 @@ def chat(custom_id: str, **body: Any) -> dict[str, Any]:
 
 
 def begin(client: openai.OpenAI, *lines: dict[str, Any], **options: Any) -> openai.types.Batch:
-    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines) or b"\n"
     file = client.files.create(file=("in.jsonl", content), purpose="batch")
     return client.batches.create(
         input_file_id=file.id,
@@ -91,6 +91,7 @@ def test_a_batch_is_answered_as_the_gateway_would_have(
     metadata = {"customer": "7"}
     expiry = {"anchor": "created_at", "seconds": 3600}
     made = begin(openai_client, *good, *bad, metadata=metadata, output_expires_after=expiry)
+    hopeless = begin(openai_client)
     start_tasks()
     batch = wait_for(openai_client, made.id, has_ended)
     assert batch.status == "completed"
@@ -102,7 +103,7 @@ def test_a_batch_is_answered_as_the_gateway_would_have(
     assert batch.usage.total_tokens == batch.usage.input_tokens + batch.usage.output_tokens
     times = [batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at]
     assert times == sorted(times, key=int)  # type: ignore[arg-type]
-    assert openai_client.batches.list().data == [batch]
+    assert {each.id for each in openai_client.batches.list()} == {batch.id, hopeless.id}
 
     answered = lines_of(openai_client, batch.output_file_id)
     assert sorted(each["custom_id"] for each in answered) == list("01234")
@@ -120,6 +121,12 @@ def test_a_batch_is_answered_as_the_gateway_would_have(
         openai_client.chat.completions.create(**bad[0]["body"])
     assert failed["bad"]["response"]["body"] == refused.value.response.json()
     assert failed["worse"]["error"]["code"] == "invalid_method"
+
+    failed_batch = wait_for(openai_client, hopeless.id, has_ended)
+    assert (failed_batch.status, failed_batch.output_file_id) == ("failed", None)
+    assert failed_batch.failed_at is not None
+    assert failed_batch.errors is not None
+    assert [error.code for error in failed_batch.errors.data or ()] == ["empty_file"]
 
     outputs = openai_client.files.list(purpose="batch_output").data
     assert {file.id for file in outputs} == {batch.output_file_id, batch.error_file_id}
@@ -151,23 +158,6 @@ def test_a_batch_that_is_cancelled_midway_ends_every_line(
     given_up = lines_of(openai_client, batch.error_file_id)
     assert sorted(each["custom_id"] for each in given_up) == names
     assert {each["error"]["code"] for each in given_up} == {"batch_cancelled"}
-
-
-def test_a_file_that_is_no_batch_fails_with_openai_s_errors(
-    openai_client: openai.OpenAI, start_tasks: Callable[[], None]
-) -> None:
-    file = openai_client.files.create(file=("in.jsonl", b"\n\n"), purpose="batch")
-    made = openai_client.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-    )
-    start_tasks()
-    batch = wait_for(openai_client, made.id, has_ended)
-    assert (batch.status, batch.output_file_id) == ("failed", None)
-    assert batch.failed_at is not None
-    assert batch.errors is not None
-    assert batch.errors.data is not None
-    assert batch.errors.object == "list"
-    assert [error.code for error in batch.errors.data] == ["empty_file"]
 
 
 def test_the_example_runs(gateway: Any, start_tasks: Callable[[], None]) -> None:
