@@ -166,6 +166,7 @@ class Serving:
 
   API     {address}/v1{reach}
   page    {address}/
+  status  {address}/status
   schema  {address}/docs
   queue   {queue}
 

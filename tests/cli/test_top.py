@@ -250,6 +250,7 @@ def test_a_narrow_terminal_shows_the_numbers_and_the_whole_name(
     assert (row[0], row[-3:]) == ("pod-1", ["60/100", "15", "12.2"])
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_is_waited_for(
     open_terminal: Callable[..., Terminal],
 ) -> None:

@@ -245,6 +245,7 @@ def test_queues_without_workers_say_so(
         expect(page.locator("svg").first).to_have_attribute("aria-label", re.compile("0 wait"))
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_is_said_and_what_was_known_is_pale(
     open_tab: Callable[..., Iterator[Page]],
     start_gateway: Callable[..., Any],
