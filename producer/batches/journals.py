@@ -120,11 +120,13 @@ class RedisJournal:
                 self.taken, fields, lease_ms=self.lease_ms, status=status, part=part
             )
 
-    async def release(self, *, delay_ms: int = 0) -> None:
-        """Let others take the batch; raise `BatchLost`."""
+    async def release(
+        self, fields: dict[str, str | bytes | int] | None = None, *, delay_ms: int = 0
+    ) -> None:
+        """Write fields and let others take the batch; raise `BatchLost`."""
         async with self._lock:
             self._is_released = True
-            await self.store.write(self.taken, {}, lease_ms=delay_ms)
+            await self.store.write(self.taken, fields or {}, lease_ms=delay_ms)
 
 
 def part_name(folder: str, kind: str, number: int, token: str) -> str:

@@ -121,12 +121,14 @@ class FileStorage:
         finally:
             await writer.close()
 
-    async def read(self, name: str, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yield a file's bytes from `offset` on, some at a time."""
+    async def read(
+        self, name: str, offset: int = 0, *, at_once: int = READ_BYTES
+    ) -> AsyncIterator[bytes]:
+        """Yield a file's bytes from `offset` on, `at_once` at a time."""
         path = self._path(name)
         size = await self.size(name)
         while offset < size:
-            end = min(offset + READ_BYTES, size)
+            end = min(offset + at_once, size)
             data = await self._call(partial(_read_range, path=path, start=offset, end=end))
             if not data:
                 raise StorageError(f"{name} ends at byte {offset} of {size}")

@@ -145,9 +145,7 @@ class _BatchRun:
             if runner is not None and self._journal.status is Status.CANCELLING:
                 await runner.cancel()
             await asyncio.sleep(min(RENEW_S, self._plan.lease_s / 4))
-            fields: dict[str, str | bytes | int] = {}
-            if runner is not None:
-                fields = {"counts": encode_counts(runner.counts), "reached": runner.reached}
+            fields = {} if runner is None else _progress(runner)
             with contextlib.suppress(ServerLost):  # its lease may end, which the next write tells
                 await self._journal.write(fields)
 
@@ -165,7 +163,7 @@ class _BatchRun:
                 await runner.cancel()
             if not await runner.run(stop):
                 self._runner = None
-                await self._journal.release()
+                await self._journal.release(_progress(runner))
                 return
             goal, parts = await self._finalize(runner), runner.parts
             checkpoint = replace(checkpoint, counts=runner.counts)
@@ -349,6 +347,10 @@ class _BatchRun:
 
 
 _INPUT_GONE: Final = FileFault("input_file_gone", "A file of the batch is gone from the storage.")
+
+
+def _progress(runner: BatchRunner) -> dict[str, str | bytes | int]:
+    return {"counts": encode_counts(runner.counts), "reached": runner.reached}
 
 
 def _file_id(batch_id: str, kind: str) -> str:

@@ -7,7 +7,8 @@ May be imported by the command line only; imports the SDK with its batches,
 - `conductor`      the loop: moves ended jobs out of the queues' outboxes, and gives out tasks
 - `workers`        the processes that perform tasks
 - `counts`, `metrics`  what was done, over all processes, and who is told
-- `duties`         the tasks there are: deliver webhooks, sweep, promote, trim; `batches` those of batches
+- `duties`         the tasks there are: deliver webhooks, sweep, promote, trim
+- `batches`        those of batches: run them, remove what is too old
 - `safe_rq`        RQ, bound to JSON and to these tasks; `rq_connection` its connection
 - `deliveries`     the state of each webhook delivery (`lua/`)
 - `outbox`         an ended job to its delivery

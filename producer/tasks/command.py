@@ -13,6 +13,7 @@ from typing import Any, Final
 import structlog
 
 from inferq.producer.async_client import AsyncClient
+from inferq.producer.tasks.batches import open_storage
 from inferq.producer.tasks.conductor import Conductor
 from inferq.producer.tasks.metrics import TasksMetrics
 from inferq.producer.tasks.rq_connection import rq_connection
@@ -57,9 +58,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def read_settings(given: Mapping[str, Any]) -> TasksSettings:
-    """Read the settings, and the secrets once; raise `InvalidRequestError` for what is wrong."""
+    """Read the settings, and the secrets once; raise `InvalidRequestError` for what is wrong.
+
+    Raises `MissingExtraError` for a storage that needs one.
+    """
     settings = load_settings(TasksSettings, given)
     settings.read_secrets()
+    if settings.batch_storage is not None:
+        open_storage(settings)
     return settings
 
 

@@ -116,7 +116,7 @@ async def test_a_batch_is_run_with_the_least_rights_of_tasks(
 
 async def test_a_process_that_is_told_to_end_hands_its_batch_on_at_once(
     make_batch: Any, line_of: Any, start_stand_in: Any, start_tasks: Any, store: BatchStore,
-    admin: Redis, queue: str,
+    admin: Redis, queue: str, run_turn: Any,
 ) -> None:  # fmt: skip
     batch = await make_batch([line_of(name) for name in "abc"])
     lane = QueueKeys(queue).jobs(Lane.LOW)
@@ -133,8 +133,7 @@ async def test_a_process_that_is_told_to_end_hands_its_batch_on_at_once(
     seconds, _ = await admin.time()
     assert due_at_ms <= (seconds + 1) * 1000
     start_stand_in().say("Hello there")
-    await start_tasks()
-    await until(has_ended(store, batch))
+    await run_turn()
     done = await store.batch(batch.id)
     assert done is not None
     assert (done.status, done.counts.completed) == (Status.COMPLETED, 3)

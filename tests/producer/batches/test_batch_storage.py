@@ -18,6 +18,7 @@ from inferq.producer.batches.storage import (
     StorageError,
     StoredFileGone,
 )
+from inferq.producer.tasks.command import read_settings
 from inferq.protocol.errors import InvalidRequestError, MissingExtraError
 
 
@@ -198,6 +199,11 @@ def test_what_is_no_storage_is_refused(url: str, endpoint: str | None) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         FileStorage(url, endpoint_url=endpoint)
     assert caught.value.field in ("batch_storage", "batch_storage_endpoint")
+
+
+def test_tasks_do_not_start_with_what_is_no_storage() -> None:
+    with pytest.raises(InvalidRequestError, match="gs:// is not supported"):
+        read_settings({"batch_storage": "gs://bucket"})
 
 
 def test_s3_without_its_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
