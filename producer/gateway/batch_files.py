@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import structlog
 from starlette.requests import Request
@@ -16,9 +16,15 @@ from inferq.producer.batches.storage import FileStorage, StorageError, StoredFil
 from inferq.producer.batches.store import BatchStore
 from inferq.producer.gateway.admission.access import Access
 from inferq.producer.gateway.errors import DEFAULT_RETRY_S, SERVER, HttpError, retry_after
+from inferq.producer.gateway.requests.body import BodyMemory
 from inferq.producer.gateway.settings import GatewaySettings
 
 logger = structlog.get_logger("inferq.gateway")
+
+#: Bytes that uploads and downloads may hold at once, all together.
+MAX_HELD_BYTES: Final = 64 * 2**20
+#: Bytes that one download holds.
+READ_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,8 @@ class BatchFiles:
 
     storage: FileStorage
     store: BatchStore
+    #: What uploads and downloads hold of files, all together.
+    memory: BodyMemory
 
     @classmethod
     def build(cls, settings: GatewaySettings, client: AsyncClient) -> BatchFiles | None:
@@ -37,7 +45,7 @@ class BatchFiles:
         if settings.batch_storage is None:
             return None
         storage = FileStorage(settings.batch_storage, endpoint_url=settings.batch_storage_endpoint)
-        return cls(storage, BatchStore(client))
+        return cls(storage, BatchStore(client), BodyMemory(MAX_HELD_BYTES))
 
     async def file(self, file_id: str, access: Access, *, param: str = "id") -> FileRecord:
         """Return the record of a file of the caller's; raise a 404 for any other."""
@@ -62,7 +70,8 @@ class BatchFiles:
         """Return a file's size and its bytes; raise a 404 where the storage has lost it."""
         try:
             with storage_errors():
-                return await self.storage.size(file_id), self.storage.read(file_id)
+                size = await self.storage.size(file_id)
+            return size, self.storage.read(file_id, at_once=READ_BYTES)
         except StoredFileGone:
             logger.error("file not in the storage", file=file_id)
             _refuse_file(file_id, "id")

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from inferq.producer.batches.records import INPUT_PURPOSE, FileRecord, new_file_id
 from inferq.producer.batches.surveys import MAX_FILE_BYTES
 from inferq.producer.gateway.admission.access import Access
 from inferq.producer.gateway.answers.batch_objects import file_object, listed
-from inferq.producer.gateway.batch_files import BatchFiles, batch_files, storage_errors
+from inferq.producer.gateway.batch_files import (
+    READ_BYTES,
+    BatchFiles,
+    batch_files,
+    storage_errors,
+)
 from inferq.producer.gateway.errors import HttpError
 from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.requests.batch_body import upload_form
+from inferq.producer.gateway.requests.body import BodyMemory
 from inferq.producer.gateway.requests.upload import WRITE_BYTES, read_upload
 from inferq.protocol.errors import InvalidRequestError
 
@@ -33,8 +41,8 @@ async def upload_file(request: Request) -> dict[str, Any]:
     files = batch_files(request)
     access: Access = request.state.access
     with gateway.in_flight.slot():
-        async with gateway.bodies.reading() as memory:
-            memory.grow(min(WRITE_BYTES, gateway.settings.max_bodies_bytes))
+        async with files.memory.reading() as memory:
+            memory.grow(WRITE_BYTES)
             async with await gateway.limiter.admit(access, streams=0):
                 record = await _receive(request, files, gateway.settings.batch_file_age_s)
     return file_object(record)
@@ -70,15 +78,12 @@ async def download_file(request: Request, file_id: str) -> Response:
     record = await files.file(file_id, request.state.access)
     size, content = await files.content(record.id)
     name = quote(record.filename, safe="")
-    return StreamingResponse(
-        content,
-        media_type="application/octet-stream",
-        headers={
-            "Content-Length": str(size),
-            "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
-            "X-Content-Type-Options": "nosniff",
-        },
-    )
+    headers = {
+        "Content-Length": str(size),
+        "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return _Download(content, headers, files.memory)
 
 
 @router.delete("/v1/files/{file_id}", summary="Delete a file")
@@ -93,6 +98,22 @@ async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
         raise HttpError(409, message, param="id", code="file_in_use") from None
     await files.remove(record.id)
     return {"id": record.id, "object": "file", "deleted": True}
+
+
+class _Download(StreamingResponse):
+    """A file's bytes, some of which are held as long as their client takes them."""
+
+    def __init__(
+        self, content: AsyncIterator[bytes], headers: dict[str, str], memory: BodyMemory
+    ) -> None:
+        super().__init__(content, media_type="application/octet-stream", headers=headers)
+        self._memory = memory
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, or raise a 503 where too many are sent; see the ASGI specification."""
+        async with self._memory.reading() as held:
+            held.grow(READ_BYTES)
+            await super().__call__(scope, receive, send)
 
 
 async def _receive(request: Request, files: BatchFiles, age_s: float) -> FileRecord:

@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from inferq.producer.gateway import batch_files
 from inferq.producer.gateway.routes import files as files_module
 
 pytestmark = pytest.mark.usefixtures("no_batches")
@@ -241,6 +242,25 @@ def test_a_storage_that_fails_is_a_503_and_a_lost_file_a_404_that_can_be_deleted
     assert len(http.get("/v1/files").json()["data"]) == 1
     assert http.delete(f"/v1/files/{made['id']}").json()["deleted"] is True
     assert http.get("/v1/files").json()["data"] == []
+
+
+def test_beyond_what_may_be_held_uploads_and_downloads_are_503s(
+    http: httpx.Client, gateway: Any
+) -> None:
+    made = upload(http)
+    held = gateway.app.state.gateway.batches.memory
+    held.take(batch_files.MAX_HELD_BYTES)
+    try:
+        answers = [
+            http.get(f"/v1/files/{made['id']}/content"),
+            http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("f", LINE)}),
+        ]
+    finally:
+        held.take(-batch_files.MAX_HELD_BYTES)
+    for answer in answers:
+        assert (answer.status_code, error_of(answer)["code"]) == (503, "overloaded")
+        assert "Retry-After" in answer.headers
+    assert http.get(f"/v1/files/{made['id']}/content").content == LINE
 
 
 def test_a_key_s_files_are_no_other_s(
