@@ -30,7 +30,7 @@ KNOWN = {name for body in BODIES for name in body.model_fields} | {
 OUT_OF_REACH = {
     *("client", "delay", "delay_s", "entry_id", "from_offset", "not_before", "note", "params"),
     *("partition", "queue", "reconnect_s", "retention", "retention_s", "return_prompt_token_ids"),
-    *("task", "timeout_s", "url", "worker"),
+    *("task", "timeout_s", "trace_context", "url", "worker"),
 }
 #: Names of parameters and of `submit`'s arguments that are no field of a body.
 STRANGE = (
