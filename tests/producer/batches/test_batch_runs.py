@@ -316,3 +316,18 @@ async def test_a_file_that_can_be_no_batch_fails_as_a_whole(
     assert [fault.code for fault in done.errors] == [code]
     assert done.output_file_id is None
     assert done.error_file_id is None
+
+
+async def test_a_line_of_several_prompts_gets_through_a_queue_that_is_shorter(
+    make_batch: Any, run_turn: Any, store: BatchStore, start_stand_in: Any, read_lines: Any
+) -> None:
+    worker = start_stand_in()
+    worker.say("Hello there")
+    body = {"model": "stand-in", "prompt": [f"prompt {k}" for k in range(7)], "max_tokens": 2}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    batch = await make_batch([line], endpoint="/v1/completions")
+    await run_turn(queue_limit=2)
+    [answer] = await read_lines((await ended(store, batch)).output_file_id)
+    choices = answer["response"]["body"]["choices"]
+    assert [choice["index"] for choice in choices] == list(range(7))
+    assert len(worker.engine.requests) == 7
