@@ -94,10 +94,14 @@ def is_public(path: str) -> bool:
     return path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX)
 
 
+def is_quiet(path: str) -> bool:
+    """Whether requests for a path are nothing to tell of: programs make them all the time."""
+    return is_public(path) or path.startswith(STATUS_PREFIX)
+
+
 def _log(scope: Scope, status: int, seconds: float) -> None:
     path: str = scope["path"]
-    is_quiet = is_public(path) or path.startswith(STATUS_PREFIX)
-    log = access_logger.debug if is_quiet else access_logger.info
+    log = access_logger.debug if is_quiet(path) else access_logger.info
     access: Any = scope["state"].get("access")
     log(
         "request",

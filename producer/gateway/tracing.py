@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inferq.producer.gateway.middleware import is_public
+from inferq.producer.gateway.middleware import is_quiet
 from inferq.protocol.trace_context import TraceContext
 from inferq.runtime.tracing import Kind
 
@@ -24,7 +24,7 @@ _STATE: Final = "span"
 
 
 class TraceLayer:
-    """Makes the span of each request that needs a key, from its head to the last byte sent.
+    """Makes the span of each request that is not quiet, from its head to the last byte sent.
 
     It goes on from the caller's `traceparent`, and is OpenTelemetry's current span meanwhile, so
     that the jobs that are submitted are in its trace. Log lines have the trace's id.
@@ -36,7 +36,7 @@ class TraceLayer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection; see the ASGI specification."""
-        if scope["type"] != "http" or is_public(scope["path"]):
+        if scope["type"] != "http" or is_quiet(scope["path"]):
             await self._app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in _METHODS else "_OTHER"

@@ -189,7 +189,8 @@ def test_a_refused_request_has_a_span_with_its_status_and_none_of_a_job(
 ) -> None:
     answer = httpx.post(f"{traced.url}/v1/completions", json={"model": "unknown", "prompt": "x"})
     assert answer.status_code == 404
-    httpx.get(f"{traced.url}/livez")
+    for path in ("/livez", "/metrics", "/status", "/status/queues"):
+        httpx.get(f"{traced.url}{path}")
     [span] = collector.wait_for(bool)
     assert (span.name, span.attributes["http.response.status_code"]) == (
         "POST /v1/completions",
