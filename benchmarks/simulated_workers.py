@@ -12,6 +12,7 @@ from inferq.protocol.keys import QueueKeys
 from inferq.protocol.messages import FinishReason
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.scripts import QueueScripts
+from inferq.worker.engine.requests.request_events import RequestEvent
 from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.engine_client import EngineClient, EngineInfo
 from inferq.worker.engine_output import EngineOutput
@@ -31,6 +32,7 @@ class TokenGenerator:
 
     step_s: float
     on_outputs: Callable[[Sequence[EngineOutput]], None] | None = None
+    on_events: Callable[[Sequence[RequestEvent]], None] | None = None
     is_dead: bool = False
     death: str | None = None
     is_busy: bool = False

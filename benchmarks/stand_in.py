@@ -105,6 +105,10 @@ class StandInEngine:
             self._write_trace()
         return outputs
 
+    def take_events(self) -> tuple[()]:
+        """Return nothing: no request is traced."""
+        return ()
+
     def stats(self) -> EngineStats:
         """Return numbers of an engine that has always room."""
         return EngineStats(
