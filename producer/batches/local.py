@@ -54,7 +54,6 @@ class LocalBatch:
     terms: Terms
     endpoint: str | None = None
     window: int = 256
-    overwrite: bool = False
 
     @property
     def folder(self) -> Path:
@@ -295,9 +294,9 @@ def _locked(batch: LocalBatch) -> Iterator[None]:
 
 
 def _check_free(batch: LocalBatch) -> None:
-    """Raise `InvalidRequestError` if there are files already that nobody said to overwrite."""
+    """Raise `InvalidRequestError` if there are files already: nothing is overwritten."""
     for path in (batch.output, batch.errors):
-        if path is not None and path.exists() and not batch.overwrite:
+        if path is not None and path.exists():
             raise InvalidRequestError(f"{path} exists", field="output")
 
 

@@ -179,16 +179,6 @@ class FileStorage:
 
         return await self._call(read)
 
-    async def check(self) -> None:
-        """Raise `StorageError` unless a file can be written, read and removed."""
-        name = f"check-{secrets.token_hex(8)}"
-        async with self.writer(name) as writer:
-            await writer.write(b"inferq")
-            await writer.commit()
-        async for _ in self.read(name):
-            pass
-        await self.delete(name)
-
     async def call(self, operation: Callable[[], T]) -> T:
         """Perform a blocking operation in a thread; errors are `StorageError`s."""
         return await self._call(lambda _: operation())

@@ -137,18 +137,15 @@ async def test_files_that_are_not_as_they_were_are_refused(
         await run(batch, clients, stop)
 
 
-async def test_files_that_are_there_are_not_overwritten_unasked(
-    batch: LocalBatch, clients: QueueClients, start_stand_in: Any
+async def test_files_that_are_there_are_not_overwritten(
+    batch: LocalBatch, clients: QueueClients
 ) -> None:
-    start_stand_in().say("Hello there")
     assert batch.errors is not None
     batch.errors.write_text("kept")
     with pytest.raises(InvalidRequestError, match=r"errors\.jsonl exists"):
         await run(batch, clients)
     assert batch.errors.read_text() == "kept"
     assert not batch.folder.exists()
-    await run(replace(batch, overwrite=True), clients)
-    assert ids_of(batch.errors) == ["None"]
 
 
 async def test_what_cannot_be_read_or_written_is_said(

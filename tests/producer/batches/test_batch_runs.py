@@ -228,7 +228,7 @@ async def test_a_full_queue_is_waited_for(
 async def test_how_far_it_is_can_be_seen_while_it_runs(
     make_batch: Any, run_turn: Any, store: BatchStore, line_of: Any, start_stand_in: Any
 ) -> None:
-    worker = start_stand_in()
+    worker = start_stand_in(step_s=0.05)
     worker.say("Hello there")
     slow = line_of("slow", max_tokens=4000, ignore_eos=True)
     batch = await make_batch([*(line_of(f"line-{k}") for k in range(10)), slow])
@@ -245,7 +245,7 @@ async def test_a_cancelled_batch_keeps_what_was_answered(
     make_batch: Any, run_turn: Any, store: BatchStore, line_of: Any, start_stand_in: Any,
     read_lines: Any,
 ) -> None:  # fmt: skip
-    worker = start_stand_in()
+    worker = start_stand_in(step_s=0.05)
     worker.say("Hello there")
     slow = [line_of(f"slow-{k}", max_tokens=4000, ignore_eos=True) for k in range(40)]
     batch = await make_batch([line_of("quick"), *slow])
@@ -271,7 +271,7 @@ async def test_a_batch_whose_window_passes_ends_with_what_was_answered(
     make_batch: Any, run_turn: Any, store: BatchStore, line_of: Any, start_stand_in: Any,
     read_lines: Any,
 ) -> None:  # fmt: skip
-    start_stand_in().say("Hello there")
+    start_stand_in(step_s=0.05).say("Hello there")
     slow = [line_of(f"slow-{k}", max_tokens=4000, ignore_eos=True) for k in range(30)]
     batch = await make_batch([line_of("quick"), *slow], seconds=4)
     await run_turn(window=8)

@@ -130,7 +130,6 @@ async def test_what_is_deleted_is_gone(any_storage: FileStorage) -> None:
             await any_storage.size(name)
         with pytest.raises(StoredFileGone):
             await read(any_storage, name)
-    await any_storage.check()
 
 
 async def test_a_listing_tells_files_from_folders(any_storage: FileStorage) -> None:

@@ -14,7 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 from inferq.producer import AsyncClient
-from inferq.producer.batches import answering
+from inferq.producer.batches import answering, turns
 from inferq.producer.batches.records import BatchRecord, Status
 from inferq.producer.batches.storage import FileStorage
 from inferq.producer.batches.store import BatchLost, BatchStore, TakenBatch
@@ -371,3 +371,36 @@ async def test_a_batch_that_is_cancelled_before_it_begins_submits_nothing(
     codes = sorted(each["error"]["code"] for each in await read_lines(done.error_file_id))
     assert codes == ["batch_cancelled", "batch_cancelled", "invalid_json_line"]
     assert (await client.queue_length()).finished_total == 0
+
+
+async def test_a_model_that_living_workers_do_not_serve_is_given_up_after_a_while(
+    make_batch: Any, run_turn: Any, line_of: Any, start_stand_in: Any, store: BatchStore,
+    queue: str, make_due: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name in (queue, f"{queue}-2"):
+        start_stand_in(queue=name, model="other")
+    batch = await make_batch([line_of("a")], terms={"queues": (queue, f"{queue}-2")})
+    await run_turn()
+    found = await store.batch(batch.id)
+    assert found is not None
+    assert found.status is Status.IN_PROGRESS
+    monkeypatch.setattr(turns, "PATIENCE_S", -1)
+    await make_due(batch)
+    await run_turn()
+    found = await store.batch(batch.id)
+    assert found is not None
+    assert (found.status, found.errors[0].code) == (Status.FAILED, "model_not_found")
+
+
+async def test_a_model_goes_to_the_queue_that_the_gateway_names(
+    make_batch: Any, run_turn: Any, line_of: Any, start_stand_in: Any, check_ended: Any,
+    queue: str, client: AsyncClient,
+) -> None:  # fmt: skip
+    first = start_stand_in()
+    second = start_stand_in(queue=f"{queue}-2")
+    second.say("Hello there")
+    terms = {"queues": (queue, f"{queue}-2"), "models": {"stand-in": f"{queue}-2"}}
+    batch = await make_batch([line_of("a")], terms=terms)
+    await run_turn()
+    await check_ended(batch, ["a"])
+    assert (len(first.engine.requests), len(second.engine.requests)) == (0, 1)
