@@ -44,6 +44,13 @@ class QueueAdmin:
             url, queue, partitions, timeout_s=check_seconds("timeout_s", timeout_s)
         )
 
+    @classmethod
+    def over(cls, connections: Partitions) -> Self:
+        """Return a view by the connections of somebody else, who closes them."""
+        admin = cls.__new__(cls)
+        admin._partitions = connections  # noqa: SLF001 - of this class
+        return admin
+
     @property
     def queue(self) -> str:
         """The queue's name."""

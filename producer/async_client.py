@@ -113,6 +113,11 @@ class AsyncClient:
         """The queue's name."""
         return self._partitions.queue
 
+    @property
+    def connections(self) -> Partitions:
+        """The connections to the queue's partitions, closed with the client."""
+        return self._partitions
+
     async def submit(
         self,
         prompt: PromptInput | None = None,

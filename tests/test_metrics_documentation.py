@@ -38,11 +38,12 @@ async def worker_text(queue: str, _url: str) -> bytes:
 
 async def gateway_text(queue: str, url: str) -> bytes:
     settings = GatewaySettings(queues=(queue,), redis_url=url)  # type: ignore[arg-type]
-    metrics = create_app(settings).state.gateway.metrics
+    gateway = create_app(settings).state.gateway
     try:
-        return bytes((await metrics.page.answer(""))[1])
+        return bytes((await gateway.metrics.page.answer(""))[1])
     finally:
-        await metrics.aclose()
+        for client in gateway.clients.values():
+            await client.aclose()
 
 
 async def tasks_text(queue: str, url: str) -> bytes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
+from inferq.producer.admin import QueueAdmin
 from inferq.producer.async_client import AsyncClient
 from inferq.producer.gateway.admission.keys import KeyRing
 from inferq.producer.gateway.admission.limits import Limiter
@@ -70,6 +71,8 @@ class Gateway:
             for queue in settings.queues
         }
         directory = Directory(settings, clients)
+        # by the clients' connections, of which there are few
+        admins = {queue: QueueAdmin.over(client.connections) for queue, client in clients.items()}
         in_flight = InFlight(settings.max_concurrent_requests)
         bodies = BodyMemory(settings.max_bodies_bytes)
         return cls(
@@ -80,8 +83,8 @@ class Gateway:
             limiter=Limiter(clients[settings.queues[0]]),
             in_flight=in_flight,
             bodies=bodies,
-            metrics=GatewayMetrics(settings, in_flight, bodies),
-            status=StatusWatcher(settings, directory.workers),
+            metrics=GatewayMetrics(admins, in_flight, bodies),
+            status=StatusWatcher(admins, directory.workers),
             batches=BatchFiles.build(settings, clients[settings.queues[0]]),
             tracing=start_tracing("inferq-gateway", settings.tracing_endpoint),
         )
@@ -97,8 +100,6 @@ class Gateway:
         finally:
             await end_tasks(tasks)
             await self.limiter.aclose()
-            await self.status.aclose()
-            await self.metrics.aclose()
             for client in self.clients.values():
                 await client.aclose()
             if self.tracing is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,9 +14,8 @@ from inferq.producer.gateway.admission.limits import RateLimited
 from inferq.producer.gateway.errors import HttpError
 from inferq.producer.gateway.in_flight import InFlight
 from inferq.producer.gateway.requests.body import BodyMemory
-from inferq.producer.gateway.settings import GatewaySettings
 from inferq.producer.queue_metrics import QueueFigures, queue_metrics, read_queue
-from inferq.runtime.figures import TIMEOUT_S, Figures
+from inferq.runtime.figures import Figures
 from inferq.runtime.histogram import Histogram
 from inferq.runtime.metrics import Families, MetricsPage
 from inferq.version import __version__
@@ -61,20 +60,15 @@ class HttpBooks:
 class GatewayMetrics:
     """Tells the books of one gateway, and what Redis says of its queues when somebody asks."""
 
-    def __init__(self, settings: GatewaySettings, in_flight: InFlight, bodies: BodyMemory) -> None:
+    def __init__(
+        self, admins: Mapping[str, QueueAdmin], in_flight: InFlight, bodies: BodyMemory
+    ) -> None:
         self.books = HttpBooks()
         self._in_flight = in_flight
         self._bodies = bodies
-        self._admins = {
-            queue: QueueAdmin(
-                settings.redis_url.get_secret_value(),
-                queue,
-                partitions=settings.partitions,
-                timeout_s=TIMEOUT_S,
-            )
-            for queue in settings.queues
-        }
-        self._queues: Figures[QueueFigures] = Figures(settings.queues, self._read)
+        self._queues: Figures[QueueFigures] = Figures(
+            admins, lambda queue: read_queue(admins[queue])
+        )
         self.page = MetricsPage(__version__, self.collect, refresh=self._queues.refresh)
 
     def collect(self) -> Iterator[Metric]:
@@ -88,14 +82,6 @@ class GatewayMetrics:
             len(self._in_flight),
         )
         yield from queue_metrics(self._queues.names, self._queues.current)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        for admin in self._admins.values():
-            await admin.aclose()
-
-    async def _read(self, queue: str) -> QueueFigures:
-        return await read_queue(self._admins[queue])
 
 
 def _requests(books: HttpBooks) -> Iterator[Metric]:

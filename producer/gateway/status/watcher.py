@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
 
 from inferq.producer.admin import QueueAdmin
-from inferq.producer.gateway.settings import GatewaySettings
 from inferq.producer.gateway.status.history import SAMPLE_S, History
 from inferq.producer.workers import WorkerInfo
 from inferq.protocol.errors import DecodeError, InferqError
@@ -38,21 +37,16 @@ class _Watched:
 class StatusWatcher:
     """The last ten minutes of all queues, kept by one task (`run`).
 
-    `workers` returns a queue's workers as they were last seen.
+    `admins` are the queues, and `workers` returns a queue's workers as they were last seen.
     """
 
     def __init__(
-        self, settings: GatewaySettings, workers: Callable[[str], Sequence[WorkerInfo]]
+        self,
+        admins: Mapping[str, QueueAdmin],
+        workers: Callable[[str], Sequence[WorkerInfo]],
     ) -> None:
         self._workers = workers
-        self._queues = {
-            queue: _Watched(
-                QueueAdmin(
-                    settings.redis_url.get_secret_value(), queue, partitions=settings.partitions
-                )
-            )
-            for queue in settings.queues
-        }
+        self._queues = {queue: _Watched(admin) for queue, admin in admins.items()}
 
     def history(self, queue: str) -> History:
         """Return the queue's last ten minutes."""
@@ -88,11 +82,6 @@ class StatusWatcher:
         except DecodeError as error:
             logger.warning("block snapshot not read", worker=worker, error=str(error))
             return None
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        for watched in self._queues.values():
-            await watched.admin.aclose()
 
     async def _look_at(self, queue: str) -> None:
         watched = self._queues[queue]
