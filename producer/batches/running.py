@@ -27,7 +27,7 @@ from inferq.producer.batches.records import Counts
 from inferq.producer.batches.storage import FileStorage, StorageError
 from inferq.producer.batches.windows import Position, Tracker, Window
 from inferq.producer.server import end_tasks, jitter
-from inferq.protocol.errors import InferqError, ServerLost
+from inferq.protocol.errors import InferqError, QueueFull, ServerLost
 
 logger = structlog.get_logger("inferq.batches")
 
@@ -106,7 +106,7 @@ class BatchRunner:
         """Return whether every line has ended, which is false after `stop` only.
 
         What was answered until then is kept, and jobs go on for the next run to find. Raises
-        `StorageError`, `ServerLost` and what the journal raises.
+        `StorageError`, `ServerLost`, `QueueFull` (the server's memory) and what the journal raises.
         """
         seconds_left = self._plan.seconds_left
         if seconds_left is not None and seconds_left() <= 0:
@@ -217,7 +217,7 @@ class BatchRunner:
             try:
                 await self._save(gathered, position, counts)
                 break
-            except (StorageError, ServerLost) as error:
+            except (StorageError, ServerLost, QueueFull) as error:
                 if stop.is_set():
                     raise
                 logger.warning("part waits", batch=self._plan.batch_id, error=str(error))

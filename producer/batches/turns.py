@@ -31,7 +31,7 @@ from inferq.producer.batches.storage import FileStorage, StorageError, StoredFil
 from inferq.producer.batches.store import BatchLost, BatchStore, Resumption, TakenBatch
 from inferq.producer.batches.surveys import SurveyFailed, decode_repeated, survey
 from inferq.producer.server import end_tasks
-from inferq.protocol.errors import InferqError, ServerLost
+from inferq.protocol.errors import InferqError, QueueFull, ServerLost
 
 logger = structlog.get_logger("inferq.batches")
 
@@ -75,15 +75,11 @@ class BatchTurn:
 
     async def run(self, queue: str, stop: asyncio.Event) -> None:
         """Run what is due until there is no more, or until `stop`: then each goes on later."""
-        plan = self._plan
         running: set[asyncio.Task[None]] = set()
         try:
             while not stop.is_set():
-                free = AT_ONCE - len(running)
-                taken = []
-                if free:
-                    taken = await plan.store.take(queue, most=free, lease_ms=plan.lease_ms)
-                running |= {asyncio.create_task(_BatchRun(plan, each).run(stop)) for each in taken}
+                for taken in await self._take(queue, AT_ONCE - len(running)):
+                    running.add(asyncio.create_task(_BatchRun(self._plan, taken).run(stop)))
                 if not running:
                     return
                 done, running = await asyncio.wait(
@@ -101,7 +97,7 @@ class BatchTurn:
             return []
         try:
             return await self._plan.store.take(queue, most=most, lease_ms=self._plan.lease_ms)
-        except ServerLost as error:  # those that run already know how to wait
+        except (ServerLost, QueueFull) as error:  # those that run already know how to wait
             logger.warning("no batch taken", queue=queue, reason=str(error))
             return []
 
@@ -129,7 +125,7 @@ class _BatchRun:
             logger.info("batch left", batch=self._record.id, reason=str(error))
         except SurveyFailed as error:
             await self._tolerantly(self._fail(error.fault))
-        except (StorageError, ServerLost) as error:
+        except (StorageError, ServerLost, QueueFull) as error:
             logger.warning("batch waits", batch=self._record.id, reason=str(error))
             await self._tolerantly(self._later(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, the batch waits for another try
@@ -146,7 +142,8 @@ class _BatchRun:
                 await runner.cancel()
             await asyncio.sleep(min(RENEW_S, self._plan.lease_s / 4))
             fields = {} if runner is None else _progress(runner)
-            with contextlib.suppress(ServerLost):  # its lease may end, which the next write tells
+            # its lease may end, which the next write tells
+            with contextlib.suppress(ServerLost, QueueFull):
                 await self._journal.write(fields)
 
     async def _work(self, stop: asyncio.Event) -> None:

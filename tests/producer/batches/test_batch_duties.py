@@ -206,3 +206,50 @@ async def test_two_processes_never_run_one_batch_at_once(
         output = await read_lines(done.output_file_id)
         assert sorted(each["custom_id"] for each in output) == sorted(ids)
     assert len(worker.engine.requests) == 600
+
+
+async def test_a_server_without_memory_is_waited_for(
+    make_batch: Any, line_of: Any, start_stand_in: Any, run_turn: Any, store: BatchStore,
+    admin: Redis,
+) -> None:  # fmt: skip
+    start_stand_in().say("Hello there")
+    batch = await make_batch([line_of("a"), line_of("b")])
+    used = int((await admin.info("memory"))["used_memory"])
+    await admin.config_set("maxmemory", str(used // 2))
+    await run_turn()
+    found = await store.batch(batch.id)
+    assert found is not None
+    assert found.status is Status.VALIDATING
+    await admin.config_set("maxmemory", "0")
+    await run_turn()
+    done = await store.batch(batch.id)
+    assert done is not None
+    assert (done.status, done.counts.completed) == (Status.COMPLETED, 2)
+
+
+async def test_a_server_whose_memory_is_full_for_a_while_costs_no_line(
+    make_batch: Any, line_of: Any, start_stand_in: Any, run_turn: Any, store: BatchStore,
+    admin: Redis, read_lines: Any,
+) -> None:  # fmt: skip
+    worker = start_stand_in(step_s=0.02)
+    worker.say("Hello there")
+    ids = [f"line-{k}" for k in range(40)]
+    batch = await make_batch([line_of(each) for each in ids])
+    running = asyncio.create_task(run_turn(window=4, lease_s=1))
+
+    async def has_begun() -> bool:
+        return len(worker.engine.requests) >= 6
+
+    await until(has_begun)
+    used = int((await admin.info("memory"))["used_memory"])
+    await admin.config_set("maxmemory", str(used // 2))
+    await asyncio.sleep(1)  # some signs of life and submissions are refused
+    await admin.config_set("maxmemory", "0")
+    await running
+    while not await has_ended(store, batch)():
+        await admin.zadd(BatchKeys().due(batch.terms.queues[0]), {batch.id: 1}, xx=True)
+        await run_turn(window=4)
+    done = await store.batch(batch.id)
+    assert done is not None
+    output = await read_lines(done.output_file_id)
+    assert sorted(each["custom_id"] for each in output) == sorted(ids)
