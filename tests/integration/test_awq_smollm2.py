@@ -51,6 +51,8 @@ NAME = "model.safetensors"
 #: logits by 0.36 of their spread, change the best token at 32 % of positions, and turn six of the
 #: 20 first tokens.
 FAR, MOST_AGREEMENT_LOST, MOST_OTHERS = 0.24, 0.21, 4
+#: In nats; of weights rounded to nearest 0.44.
+MOST_DIVERGENCE = 0.22
 #: A choice is clear if its two best logits lie apart by more than this many times what rounding
 #: typically (root mean square over all positions) moves them apart or together.
 CLEAR = 2.0
@@ -58,6 +60,8 @@ CLEAR = 2.0
 CLOSE = 0.05
 #: What the product's rounding of activations to 8 bits moves logits, relative to their spread.
 PRODUCT_FAR = 0.08
+#: And what it costs, in nats.
+PRODUCT_DIVERGENCE = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -223,10 +227,22 @@ class Comparison:
         return float(torch.cat([a.argmax(1) == b.argmax(1) for a, b in pairs]).float().mean())
 
     @property
+    def divergence(self) -> float:
+        """What the result tells less of the next token, in nats: Kullback and Leibler's, mean."""
+        pairs = zip(self.result, self.expected, strict=True)
+        return float(torch.cat([divergences(*pair) for pair in pairs]).mean())
+
+    @property
     def gap_error(self) -> float:
         """What the gap between the two best logits is off by: the root of its mean square."""
         pairs = zip(self.result, self.expected, strict=True)
         return float(torch.cat([gap_errors(*pair) for pair in pairs]).square().mean().sqrt())
+
+
+def divergences(result: Tensor, expected: Tensor) -> Tensor:
+    """Return each row's divergence of the result's distribution from the expected one."""
+    found, known = result.log_softmax(dim=1), expected.log_softmax(dim=1)
+    return (known.exp() * (known - found)).sum(dim=1)
 
 
 def gap_errors(result: Tensor, expected: Tensor) -> Tensor:
@@ -271,6 +287,7 @@ def test_products_are_close_to_those_of_the_rounded_weights(
     result = all_logits(nearest, dtype, cases)
     comparison = Comparison(result, exact_logits(nearest, cases))
     assert comparison.distance < PRODUCT_FAR
+    assert comparison.divergence < PRODUCT_DIVERGENCE
     assert comparison.agreement > 0.85
 
 
@@ -341,12 +358,15 @@ class TestCalibrated:
         ours = all_logits(awq, dtype, greedy_cases)
         packing = Comparison(exact, plain)
         assert packing.distance < FAR, "the packer's own error"
+        assert packing.divergence < MOST_DIVERGENCE
         assert packing.agreement > 1 - MOST_AGREEMENT_LOST
         rounding = Comparison(ours, exact)
         assert rounding.distance < packing.distance / 3, "activations in 8 bits"
+        assert rounding.divergence < PRODUCT_DIVERGENCE
         assert rounding.agreement > 0.9
         both = Comparison(ours, plain)
         assert both.distance < 1.06 * packing.distance
+        assert both.divergence < packing.divergence + PRODUCT_DIVERGENCE
         assert both.agreement > packing.agreement - 0.02
 
     def test_answers_begin_like_those_of_the_whole_weights(
