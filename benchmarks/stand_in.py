@@ -25,12 +25,12 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models
 
 from inferq.protocol.messages import FinishReason
-from inferq.worker import engine_process
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.requests.sequence import EngineRequest
 from inferq.worker.engine.requests.token_output import TokenOutput
 from inferq.worker.engine.stats import EngineStats
-from inferq.worker.frames import unpack
+from inferq.worker.pipe import engine_process
+from inferq.worker.pipe.frames import unpack
 
 VOCAB_SIZE = 32_000
 MAX_MODEL_LEN = 4096
@@ -149,7 +149,7 @@ def run_worker(step_ms: str, trace: str, flags: Sequence[str]) -> int:
     """Run a worker with that engine; return its exit status."""
     from inferq.runtime.logs import configure_logging
     from inferq.worker.command import build_parser
-    from inferq.worker.engine_client import EngineClient
+    from inferq.worker.pipe.engine_client import EngineClient
     from inferq.worker.service import WorkerService
     from inferq.worker.settings import load_settings
 

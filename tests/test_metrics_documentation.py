@@ -14,10 +14,10 @@ from inferq.producer.tasks.metrics import TasksMetrics
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.producer.tasks.workers import WorkerProcesses
 from inferq.runtime.metrics import MetricsPage
-from inferq.worker.books import WorkerBooks
-from inferq.worker.engine_client import EngineClient
-from inferq.worker.metrics import WorkerMetrics
-from inferq.worker.probes import WorkerProbes
+from inferq.worker.insight.books import WorkerBooks
+from inferq.worker.insight.metrics import WorkerMetrics
+from inferq.worker.insight.probes import WorkerProbes
+from inferq.worker.pipe.engine_client import EngineClient
 from inferq.worker.queue.running import RunningJobs
 
 #: Sections of the page by process.

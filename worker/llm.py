@@ -36,17 +36,17 @@ from inferq.worker.engine.requests.request import prepare_request
 from inferq.worker.engine.requests.sequence import EngineRequest
 from inferq.worker.engine.stats import EngineStats
 from inferq.worker.engine.text.tokenizer import Tokenizer
-from inferq.worker.engine_output import EngineOutput
-from inferq.worker.generation import Generation, num_streams
-from inferq.worker.model.loading.hub import find_model_folder
-from inferq.worker.model.loading.model_store import resolve_model
-from inferq.worker.model.running.host_threads import share_cores
-from inferq.worker.outputs import (
+from inferq.worker.jobs.engine_output import EngineOutput
+from inferq.worker.jobs.generation import Generation, num_streams
+from inferq.worker.jobs.outputs import (
     CompletionOutput,
     RequestOutput,
     describe_logprobs,
     describe_prompt_logprobs,
 )
+from inferq.worker.model.loading.hub import find_model_folder
+from inferq.worker.model.loading.model_store import resolve_model
+from inferq.worker.model.running.host_threads import share_cores
 
 #: One prompt as `LLM.generate` takes it.
 PromptInput = str | Sequence[int] | Mapping[str, Any]

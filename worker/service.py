@@ -23,25 +23,25 @@ from inferq.runtime.health import HealthServer
 from inferq.runtime.metrics import MetricsPage
 from inferq.runtime.tracing import start_tracing
 from inferq.version import __version__
-from inferq.worker.books import WorkerBooks
-from inferq.worker.dispatch import Dispatcher
 from inferq.worker.engine.text.tokenizer import Tokenizer
-from inferq.worker.engine_client import EngineClient, EngineInfo
-from inferq.worker.job_lines import JobLines
-from inferq.worker.job_trace import JobTraces
-from inferq.worker.metrics import WorkerMetrics
+from inferq.worker.insight.books import WorkerBooks
+from inferq.worker.insight.metrics import WorkerMetrics
+from inferq.worker.insight.probes import WorkerProbes
+from inferq.worker.insight.reports import Reporter
+from inferq.worker.insight.snapshots import Snapshots
+from inferq.worker.jobs.dispatch import Dispatcher
+from inferq.worker.jobs.job_lines import JobLines
+from inferq.worker.jobs.job_trace import JobTraces
+from inferq.worker.jobs.preparation import Preparer
 from inferq.worker.model.loading.hub import find_model_folder
 from inferq.worker.model.loading.model_store import resolve_model
-from inferq.worker.preparation import Preparer
-from inferq.worker.probes import WorkerProbes
+from inferq.worker.pipe.engine_client import EngineClient, EngineInfo
 from inferq.worker.queue.claimer import Claimer, ClaimLimits
 from inferq.worker.queue.lease import LeaseKeeper
 from inferq.worker.queue.publisher import Publisher
 from inferq.worker.queue.running import RunningJobs
 from inferq.worker.queue.script_connection import ScriptConnection
-from inferq.worker.reports import Reporter
 from inferq.worker.settings import EngineSettings, WorkerSettings
-from inferq.worker.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from inferq.runtime.spans import Tracing

@@ -19,8 +19,8 @@ from inferq.protocol.servers import ServerUrl
 from inferq.runtime.settings import load_settings as load_process_settings
 from inferq.worker import command as worker_command
 from inferq.worker import service as worker_service
-from inferq.worker.engine_client import STOP_TIMEOUT_S
-from inferq.worker.probes import WorkerProbes
+from inferq.worker.insight.probes import WorkerProbes
+from inferq.worker.pipe.engine_client import STOP_TIMEOUT_S
 from inferq.worker.settings import WorkerSettings, load_settings
 
 #: Variables that other libraries of the containers read.

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from inferq.worker import engine_process
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine, TokenOutput
 from inferq.worker.engine.requests.sequence import EngineRequest
 from inferq.worker.engine.scheduling.plan import SampledToken, SequenceResult, StepPlan
+from inferq.worker.pipe import engine_process
 
 VOCAB_SIZE = 1000
 MAX_MODEL_LEN = 512

@@ -16,13 +16,13 @@ from inferq.protocol.messages import FinishReason
 from inferq.protocol.snapshots import BlockSnapshot
 from inferq.worker.engine.blocks.block_map import BlockMap, HoldingSequence
 from inferq.worker.engine.requests.token_output import TokenOutput
-from inferq.worker.engine_process import (
+from inferq.worker.pipe.engine_process import (
     EXIT_NOT_LOADED,
     EXIT_ORPHANED,
     EXIT_RANK_LOST,
     Outbox,
 )
-from inferq.worker.frames import decode_output, pack, unpack
+from inferq.worker.pipe.frames import decode_output, pack, unpack
 
 
 class SlowPipe:
@@ -89,7 +89,7 @@ def test_a_block_map_follows_the_outputs_with_the_ends_of_jobs_ids_only() -> Non
     assert job[:26].encode() not in pipe.frames[1][1]
 
 
-PROCESS = ("-m", "inferq.worker.engine_process")
+PROCESS = ("-m", "inferq.worker.pipe.engine_process")
 #: The same process with a model that is loaded at once.
 LOADED_PROCESS = (
     "-c",
@@ -97,7 +97,8 @@ LOADED_PROCESS = (
 import logging, sys
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
-from inferq.worker import engine_process, factory
+from inferq.worker import factory
+from inferq.worker.pipe import engine_process
 
 def load_engine(config, **handlers):
     logging.getLogger("inferq.worker.model").info("%d weights", 7)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from inferq.worker import frame_pipe
-from inferq.worker.frame_pipe import FramePipe
-from inferq.worker.frames import pack, unpack
+from inferq.worker.pipe import frame_pipe
+from inferq.worker.pipe.frame_pipe import FramePipe
+from inferq.worker.pipe.frames import pack, unpack
 
 
 class End:

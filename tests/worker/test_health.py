@@ -13,7 +13,7 @@ import pytest
 from inferq.protocol.errors import InvalidRequestError
 from inferq.runtime import health
 from inferq.runtime.health import HealthServer
-from inferq.worker.probes import WorkerProbes
+from inferq.worker.insight.probes import WorkerProbes
 
 
 @dataclass

@@ -13,7 +13,7 @@ from inferq.protocol.keys import Lane, new_job_id
 from inferq.protocol.messages import FinishReason, Job, Terminal, Timings, Usage
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from inferq.worker.job_lines import MAX_SHOWN, JobLines
+from inferq.worker.jobs.job_lines import MAX_SHOWN, JobLines
 from inferq.worker.queue.running import RunningJob
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

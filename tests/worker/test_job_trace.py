@@ -15,7 +15,7 @@ from inferq.protocol.params import SamplingParams
 from inferq.protocol.prompts import TextPrompt
 from inferq.protocol.trace_context import TraceContext
 from inferq.runtime.spans import Tracing
-from inferq.worker.job_trace import JobTraces
+from inferq.worker.jobs.job_trace import JobTraces
 from inferq.worker.queue.running import RunningJob
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -14,12 +14,12 @@ from inferq.protocol.keys import QueueKeys
 from inferq.protocol.replies import Registered
 from inferq.protocol.snapshots import BlockSnapshot
 from inferq.protocol.watching import read_snapshot
-from inferq.worker import snapshots as snapshots_module
-from inferq.worker.books import JobBooks
-from inferq.worker.engine_client import EngineInfo
-from inferq.worker.reports import Reporter, TokenRates
+from inferq.worker.insight import snapshots as snapshots_module
+from inferq.worker.insight.books import JobBooks
+from inferq.worker.insight.reports import Reporter, TokenRates
+from inferq.worker.insight.snapshots import Snapshots
+from inferq.worker.pipe.engine_client import EngineInfo
 from inferq.worker.settings import WorkerSettings
-from inferq.worker.snapshots import Snapshots
 
 SNAPSHOT = BlockSnapshot(4, 0, [4, 0, 0, 0], [])
 INFO = EngineInfo(num_blocks=4, block_size=16, max_model_len=64, vocab_size=10)
@@ -163,7 +163,7 @@ async def test_a_queue_that_asks_for_a_drain_stops_the_worker() -> None:
 
 def test_rates_are_growth_by_time_and_none_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("inferq.worker.reports.time.monotonic", lambda: now)
+    monkeypatch.setattr("inferq.worker.insight.reports.time.monotonic", lambda: now)
     rates = TokenRates()
     now = 101.0
     assert rates.since_last(50, 500) == [0.0, 0.0]

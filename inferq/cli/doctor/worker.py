@@ -11,11 +11,11 @@ from typing import Final
 
 from inferq.cli.doctor.findings import Area, Finding
 from inferq.protocol.errors import MissingExtraError
-from inferq.worker.facts import Facts, GpuFacts, MachineFacts, ModelFacts
+from inferq.worker.insight.facts import Facts, GpuFacts, MachineFacts, ModelFacts
 
 _DEVICE: Final = Area("device")
 _MODEL: Final = Area("model")
-_PROGRAM: Final = "inferq.worker.diagnosis"
+_PROGRAM: Final = "inferq.worker.insight.diagnosis"
 #: Longest wait in seconds for torch and the driver.
 TIMEOUT_S: Final = 120.0
 #: Compute capability that our kernels are compiled for.

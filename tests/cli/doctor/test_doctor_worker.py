@@ -14,8 +14,8 @@ import pytest
 
 from inferq.cli.doctor import worker
 from inferq.cli.doctor.findings import Finding, Status
-from inferq.worker.diagnosis import read_machine, read_model
-from inferq.worker.facts import Facts, GpuFacts, MachineFacts, ModelFacts
+from inferq.worker.insight.diagnosis import read_machine, read_model
+from inferq.worker.insight.facts import Facts, GpuFacts, MachineFacts, ModelFacts
 
 Doctor = Callable[..., tuple[int, dict[tuple[str, str], dict[str, Any]]]]
 GIB = 2**30

@@ -20,7 +20,7 @@ from playwright.sync_api import Page, expect
 from inferq.embedded import EmbeddedServer
 from inferq.protocol.keys import new_job_id
 from inferq.protocol.snapshots import BlockSnapshot, HoldingSequence
-from inferq.worker.engine_process import snapshot_of
+from inferq.worker.pipe.engine_process import snapshot_of
 
 SIMULATION = Path(__file__).parents[2] / "worker" / "engine" / "conftest.py"
 STATES = ("free", "cached", "used", "shared", "swapped")

@@ -16,8 +16,8 @@ from inferq.protocol.messages import (
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.requests.request import PreparedRequest
-from inferq.worker.event_size import check_event_size
-from inferq.worker.generation import describe_tokens
+from inferq.worker.jobs.event_size import check_event_size
+from inferq.worker.jobs.generation import describe_tokens
 
 JOB = Job("0" * 32 + "-0", TextPrompt("x"), SamplingParams())
 

@@ -8,9 +8,9 @@ from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.requests.token_output import TokenOutput
-from inferq.worker.engine_output import EngineOutput
-from inferq.worker.frames import decode_output, encode_output, pack, unpack
-from inferq.worker.generation import Generation, num_streams
+from inferq.worker.jobs.engine_output import EngineOutput
+from inferq.worker.jobs.generation import Generation, num_streams
+from inferq.worker.pipe.frames import decode_output, encode_output, pack, unpack
 
 
 @pytest.fixture

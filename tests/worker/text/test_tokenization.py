@@ -9,7 +9,7 @@ from inferq.protocol.messages import Event, FinishReason, Terminal, Usage
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from inferq.worker.engine.text.tokenizer import Tokenizer
-from inferq.worker.tokenization import tokenized_log
+from inferq.worker.jobs.tokenization import tokenized_log
 
 END = Terminal(FinishReason.STOP, Usage(prompt_tokens=1))
 

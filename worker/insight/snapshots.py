@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.keys import QueueKeys
 from inferq.protocol.watching import write_snapshot
-from inferq.worker.engine_client import EngineClient
+from inferq.worker.pipe.engine_client import EngineClient
 
 logger = structlog.get_logger("inferq.worker")
 

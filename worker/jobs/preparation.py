@@ -13,12 +13,12 @@ from inferq.protocol.messages import Job
 from inferq.protocol.output_log import JobLog
 from inferq.worker.engine.requests.request import PreparedRequest, prepare_request
 from inferq.worker.engine.text.tokenizer import Tokenizer
-from inferq.worker.engine_client import EngineInfo
-from inferq.worker.event_size import check_event_size
-from inferq.worker.generation import describe_tokens, num_streams
+from inferq.worker.jobs.event_size import check_event_size
+from inferq.worker.jobs.generation import describe_tokens, num_streams
+from inferq.worker.jobs.tokenization import tokenized_log
+from inferq.worker.pipe.engine_client import EngineInfo
 from inferq.worker.queue.replay import read_published
 from inferq.worker.queue.running import RunningJob
-from inferq.worker.tokenization import tokenized_log
 
 
 class Preparer:

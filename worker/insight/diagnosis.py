@@ -19,7 +19,7 @@ import torch
 from inferq.kernels.native.compiler import NativeBuildError, Toolchain
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.text.tokenizer import Tokenizer
-from inferq.worker.facts import Facts, GpuFacts, MachineFacts, ModelFacts
+from inferq.worker.insight.facts import Facts, GpuFacts, MachineFacts, ModelFacts
 from inferq.worker.model.architecture.config import ModelConfig
 from inferq.worker.model.loading.loader import check_weight_files
 from inferq.worker.model.loading.model_loading import read_model_config
@@ -100,7 +100,7 @@ def read_model(model: str) -> ModelFacts:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the facts of this machine, and of a model, as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m inferq.worker.diagnosis")
+    parser = argparse.ArgumentParser(prog="python -m inferq.worker.insight.diagnosis")
     parser.add_argument("--model", help="folder, packaged model or hub id")
     model: str | None = parser.parse_args(argv).model
     facts = Facts(read_machine(), None if model is None else read_model(model))

@@ -26,9 +26,9 @@ from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine, TokenOutput
 from inferq.worker.engine.requests.request_events import RequestEvent
 from inferq.worker.engine.requests.sequence import EngineRequest, ResumedOutput
-from inferq.worker.engine_output import EngineOutput
-from inferq.worker.frames import encode_events, encode_output, pack, unpack
+from inferq.worker.jobs.engine_output import EngineOutput
 from inferq.worker.model.running.host_threads import share_cores
+from inferq.worker.pipe.frames import encode_events, encode_output, pack, unpack
 
 #: Exit status when the parent went away, when the model could not be loaded, and when another rank
 #: of a divided model is gone.

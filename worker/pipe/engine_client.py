@@ -15,16 +15,16 @@ import structlog
 
 from inferq.protocol.errors import InferqError, ModelError
 from inferq.protocol.params import SamplingParams
-from inferq.worker.books import StepBooks
 from inferq.worker.engine.requests.request_events import RequestEvent
-from inferq.worker.engine_output import EngineOutput
-from inferq.worker.frame_pipe import FramePipe
-from inferq.worker.frames import decode_events, decode_output
+from inferq.worker.insight.books import StepBooks
+from inferq.worker.jobs.engine_output import EngineOutput
+from inferq.worker.pipe.frame_pipe import FramePipe
+from inferq.worker.pipe.frames import decode_events, decode_output
 
 logger = structlog.get_logger("inferq.engine")
 
 #: What the engine's process runs.
-ENGINE_COMMAND: Final = (sys.executable, "-m", "inferq.worker.engine_process")
+ENGINE_COMMAND: Final = (sys.executable, "-m", "inferq.worker.pipe.engine_process")
 #: Seconds to let the process end by itself before it is killed.
 STOP_TIMEOUT_S: Final = 5.0
 

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-from inferq.worker.frames import pack, unpack
+from inferq.worker.pipe.frames import pack, unpack
 
 _SHORT: Final = struct.Struct("!i")
 _LONG: Final = struct.Struct("!iQ")

@@ -26,7 +26,7 @@ import msgpack
 from inferq.protocol.errors import ErrorInfo
 from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.worker.engine.requests.request_events import EventKind, RequestEvent
-from inferq.worker.engine_output import EngineOutput
+from inferq.worker.jobs.engine_output import EngineOutput
 
 
 def pack(frame: list[Any]) -> bytes:

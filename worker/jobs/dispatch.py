@@ -21,16 +21,16 @@ from inferq.protocol.messages import FinishReason, Job, Task, Terminal, Timings,
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.replies import ClaimedJob
 from inferq.protocol.scripts import QueueScripts
-from inferq.worker.books import JobBooks
 from inferq.worker.engine.requests.request import PreparedRequest
 from inferq.worker.engine.requests.request_events import RequestEvent
 from inferq.worker.engine.text.tokenizer import Tokenizer
-from inferq.worker.engine_client import EngineClient
-from inferq.worker.engine_output import EngineOutput
-from inferq.worker.generation import Generation
-from inferq.worker.job_lines import JobLines
-from inferq.worker.job_trace import JobTraces
-from inferq.worker.preparation import Preparer
+from inferq.worker.insight.books import JobBooks
+from inferq.worker.jobs.engine_output import EngineOutput
+from inferq.worker.jobs.generation import Generation
+from inferq.worker.jobs.job_lines import JobLines
+from inferq.worker.jobs.job_trace import JobTraces
+from inferq.worker.jobs.preparation import Preparer
+from inferq.worker.pipe.engine_client import EngineClient
 from inferq.worker.queue.publisher import Publisher
 from inferq.worker.queue.running import RunningJob, RunningJobs
 

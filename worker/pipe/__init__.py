@@ -1,0 +1,9 @@
+"""The pipe between a worker's two processes: the I/O side, and the engine that never waits for it.
+
+Imported by `worker.service` and `worker.jobs`; `engine_process` is a program of its own, which
+loads the model.
+
+- `engine_client`   the I/O side's handle on the engine process
+- `engine_process`  the engine's own process
+- `frames`, `frame_pipe`  what passes between them, and how
+"""
