@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import secrets
 import shutil
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -111,8 +110,8 @@ def smollm2() -> Path:
 
 @pytest.fixture
 def collector() -> Iterator[Any]:
-    """A running `Collector` of `otlp_collector.py`: takes traces."""
-    module = _module("otlp_collector")
+    """A running `Collector` of `support/otlp_collector.py`: takes traces."""
+    module = importlib.import_module("otlp_collector")
     with module.Collector() as running:
         yield running
     module.restore_loggers()
@@ -121,46 +120,36 @@ def collector() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def metrics_text() -> ModuleType:
     """`metrics_text.py`: scrapes, and the page that documents them."""
-    return _module("metrics_text")
+    return importlib.import_module("metrics_text")
 
 
 @pytest.fixture(scope="session")
 def pack_awq() -> Callable[..., Any]:
     """`pack_awq` of `awq_packing.py`: float weights to AWQ's tensors."""
-    packer: Callable[..., Any] = _module("awq_packing").pack_awq
+    packer: Callable[..., Any] = importlib.import_module("awq_packing").pack_awq
     return packer
 
 
 @pytest.fixture(scope="session")
 def awq_packing() -> ModuleType:
     """`awq_packing.py`: the format."""
-    return _module("awq_packing")
+    return importlib.import_module("awq_packing")
 
 
 @pytest.fixture(scope="session")
 def awq_calibration() -> ModuleType:
     """`awq_calibration.py`: a Llama's weights rounded so that its answers stay."""
-    return _module("awq_calibration")
+    return importlib.import_module("awq_calibration")
 
 
 @pytest.fixture(scope="session")
 def write_adapter() -> Callable[..., Path]:
     """`write_adapter` of `lora_adapters.py`: a LoRA adapter in a folder."""
-    writer: Callable[..., Path] = _module("lora_adapters").write_adapter
+    writer: Callable[..., Path] = importlib.import_module("lora_adapters").write_adapter
     return writer
 
 
 @pytest.fixture(scope="session")
 def gptq_packing() -> ModuleType:
     """`gptq_packing.py`: float weights to GPTQ's tensors and back."""
-    return _module("gptq_packing")
-
-
-def _module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("gptq_packing")

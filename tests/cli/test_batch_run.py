@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in_worker import StandInWorker, load_tokenizer
 
 from inferq.cli import batch_run
 from inferq.producer.batches import surveys
@@ -27,23 +26,10 @@ MODEL = "stand-in"
 TIMEOUT_S = 100
 
 
-@pytest.fixture(scope="module")
-def stand_in() -> Any:
-    name = "gateway_stand_in"
-    if name not in sys.modules:
-        path = Path(__file__).parents[1] / "producer" / "gateway" / "stand_in.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
 @pytest.fixture
-def worker(stand_in: Any, valkey_url: str, queue: str, smollm2: Path) -> Iterator[Any]:
+def worker(valkey_url: str, queue: str, smollm2: Path) -> Iterator[Any]:
     """A worker of the queue; its engine is a stand-in that says what the test wants."""
-    made = stand_in.StandInWorker(valkey_url, queue, stand_in.load_tokenizer(smollm2)).start()
+    made = StandInWorker(valkey_url, queue, load_tokenizer(smollm2)).start()
     made.say("Paris.")
     yield made
     made.stop()

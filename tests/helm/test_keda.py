@@ -8,16 +8,15 @@ triggers `redis-streams` without a group (XLEN) and `redis` (the length by the k
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import math
 import os
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis.asyncio
+from driven_queue import DrivenQueue
 
 from inferq.embedded import EmbeddedServer
 from inferq.protocol.keys import Lane, QueueKeys
@@ -84,20 +83,10 @@ def evaluate(formula: str, counts: dict[str, int]) -> float:
     return float(eval(python, {"__builtins__": {}}, dict(counts)))  # the chart's own text
 
 
-def _driven_queue() -> Any:
-    path = Path(__file__).parents[1] / "protocol" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("driven_queue", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.DrivenQueue
-
-
 @pytest.fixture
 def q(redis_client: redis.asyncio.Redis, queue: str) -> Any:
     """The queue that the autoscaler looks at, driven by the protocol's scripts."""
-    return _driven_queue()(redis_client, queue)
+    return DrivenQueue(redis_client, queue)
 
 
 def scaled_object_of(helm4: Any, queue: str, changes: dict[str, Any]) -> dict[str, Any]:

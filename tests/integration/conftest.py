@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import signal
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import redis
+from proxy import FaultyProxy
 
 from inferq import Client
 from inferq.protocol.keys import QueueKeys
@@ -150,16 +150,10 @@ def connect() -> Iterator[Callable[[str, str], Client]]:
 @pytest.fixture
 async def faulty_proxy() -> AsyncIterator[Callable[[int], Any]]:
     """Starts proxies of `tests/chaos` before a port; they end with the test."""
-    path = Path(__file__).parent.parent / "chaos" / "proxy.py"
-    spec = importlib.util.spec_from_file_location("chaos_proxy", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     async with AsyncExitStack() as stack:
 
         async def start(port: int) -> Any:
-            proxy = module.FaultyProxy(port, random.Random(0))
+            proxy = FaultyProxy(port, random.Random(0))
             await proxy.start()
             stack.push_async_callback(proxy.aclose)
             return proxy

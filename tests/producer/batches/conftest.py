@@ -11,17 +11,15 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from stand_in_worker import RunningGateway, StandInWorker, load_tokenizer
 
 from inferq.producer import AsyncClient
 from inferq.producer.batches.answering import RETENTION_S
@@ -43,22 +41,9 @@ CHAT = "/v1/chat/completions"
 TIMEOUT_S = 90
 
 
-def _stand_in() -> ModuleType:
-    name = "gateway_stand_in"
-    if name not in sys.modules:
-        path = Path(__file__).parents[1] / "gateway" / "stand_in.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
 @pytest.fixture(scope="session")
 def tokenizer(smollm2: Path) -> Any:
-    return _stand_in().load_tokenizer(smollm2)
+    return load_tokenizer(smollm2)
 
 
 @pytest.fixture
@@ -66,7 +51,7 @@ def start_stand_in(valkey_url: str, queue: str, tokenizer: Any) -> Iterator[Call
     started: list[Any] = []
 
     def start(*, queue: str = queue, url: str = valkey_url, **options: Any) -> Any:
-        worker = _stand_in().StandInWorker(url, queue, tokenizer, **options)
+        worker = StandInWorker(url, queue, tokenizer, **options)
         started.append(worker.start())
         return worker
 
@@ -90,7 +75,7 @@ def start_gateway(valkey_url: str, queue: str) -> Iterator[Callable[..., Any]]:
             "poll_interval_s": 0.1,
             **settings,
         }
-        running = _stand_in().RunningGateway(GatewaySettings(**given))
+        running = RunningGateway(GatewaySettings(**given))
         started.append(running.start())
         return running
 

@@ -11,14 +11,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
@@ -27,6 +24,7 @@ import pytest
 import redis
 import structlog
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from stand_in_worker import RunningGateway, StandInWorker, load_tokenizer
 
 from inferq.protocol.keys import BatchKeys
 
@@ -45,22 +43,10 @@ FLAGS = (
 PATIENCE_MS = 60_000
 
 
-def _load_stand_in() -> ModuleType:
-    name = "gateway_stand_in"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "stand_in.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
 @pytest.fixture(scope="session")
 def tokenizer(smollm2: Path) -> Any:
     """The tokenizer of the small real model, with its chat template."""
-    return _load_stand_in().load_tokenizer(smollm2)
+    return load_tokenizer(smollm2)
 
 
 @pytest.fixture
@@ -71,7 +57,7 @@ def start_stand_in(valkey_url: str, queue: str, tokenizer: Any) -> Iterator[Call
     def start(
         *, queue: str = queue, url: str = valkey_url, tokenizer: Any = tokenizer, **options: Any
     ) -> Any:
-        worker = _load_stand_in().StandInWorker(url, queue, tokenizer, **options)
+        worker = StandInWorker(url, queue, tokenizer, **options)
         started.append(worker.start())
         return worker
 
@@ -96,7 +82,7 @@ def start_gateway(valkey_url: str, queue: str) -> Iterator[Callable[..., Any]]:
             "shutdown_timeout_s": 5.0,
             **settings,
         }
-        running = _load_stand_in().RunningGateway(GatewaySettings(**given))
+        running = RunningGateway(GatewaySettings(**given))
         started.append(running.start())
         return running
 

@@ -6,15 +6,14 @@ The worker's engine is a stand-in, its blocks are those of a real engine on a si
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_simulation import Simulation
 from playwright.sync_api import Page, expect
 
 from inferq.embedded import EmbeddedServer
@@ -22,7 +21,6 @@ from inferq.protocol.keys import new_job_id
 from inferq.protocol.snapshots import BlockSnapshot, HoldingSequence
 from inferq.worker.pipe.engine_process import snapshot_of
 
-SIMULATION = Path(__file__).parents[2] / "worker" / "engine" / "conftest.py"
 STATES = ("free", "cached", "used", "shared", "swapped")
 NO_END = {"ignore_eos": True}
 
@@ -49,23 +47,11 @@ COUNT_CELLS = """canvas => {
 }""" % json.dumps(STATES)  # noqa: UP031 - braces are JavaScript's
 
 
-def simulate(**options: Any) -> Any:
-    name = "engine_simulation"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, SIMULATION)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name].Simulation(**options)
-
-
 class BusyEngine:
     """An engine with free, cached, used, shared and swapped blocks."""
 
     def __init__(self) -> None:
-        self.sim = simulate(num_blocks=60, num_swap_blocks=14)
+        self.sim = Simulation(num_blocks=60, num_swap_blocks=14)
         self.ids = {name: f"{new_job_id()}:1" for name in ("ended", "forked", "single", "away")}
         self.sim.add(self.ids["ended"], [*range(20, 36)], max_tokens=2, **NO_END)
         self.sim.run()

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 
-PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 #: Whatever is named like one of our metrics.
 NAME = re.compile(r"\binferq_\w+")
 #: Labels of all that a worker tells, which the page says once.
