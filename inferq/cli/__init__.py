@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from inferq.cli import exit_codes
-from inferq.cli.extras import load_extra
-from inferq.cli.parser import build_parser
 from inferq.protocol.errors import InferqError
 
 __all__ = ["main"]
@@ -45,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    # Imported here, so that an interruption while all commands load is one like any other.
+    from inferq.cli.extras import load_extra
+    from inferq.cli.parser import build_parser
+
     if arguments and arguments[0] in _WITH_OWN_FLAGS:
         module, extra = _WITH_OWN_FLAGS[arguments[0]]
         return int(load_extra(module, extra=extra).main(arguments[1:]))

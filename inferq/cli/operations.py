@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from datetime import UTC, datetime
 from typing import Final
 
@@ -142,7 +143,7 @@ def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
     return (
         worker.name,
         worker.partition,
-        "alive" if worker.is_alive else "gone",
+        worker.state,
         f"{worker.age_s:.0f} s ago",
         worker.model,
         worker.running,
@@ -190,31 +191,48 @@ async def _dead_show(admin: QueueAdmin, arguments: argparse.Namespace) -> None:
 
 
 async def _dead_redrive(admin: QueueAdmin, arguments: argparse.Namespace) -> None:
-    for entry_id in await _chosen(admin, arguments, only_crashed=True):
+    chosen, left = await _chosen(admin, arguments, only_crashed=True)
+    for entry_id in chosen:
         job_id = await admin.redrive(entry_id, arguments.partition)
         if arguments.json:
             print_json({"id": entry_id, "job_id": job_id})
         else:
             print(job_id)
+    if left:
+        print(
+            f"{left} undecodable {'letter is' if left == 1 else 'letters are'} left, to be looked "
+            "at (inferq dead show ID) or dropped (inferq dead drop ID)",
+            file=sys.stderr,
+        )
+    _say_if_none(chosen, left, "redriven")
 
 
 async def _dead_drop(admin: QueueAdmin, arguments: argparse.Namespace) -> None:
-    for entry_id in await _chosen(admin, arguments, only_crashed=False):
+    chosen, left = await _chosen(admin, arguments, only_crashed=False)
+    for entry_id in chosen:
         await admin.drop(entry_id, arguments.partition)
         if arguments.json:
             print_json({"id": entry_id, "dropped": True})
         else:
             print(f"dropped {entry_id}")
+    _say_if_none(chosen, left, "dropped")
 
 
 async def _chosen(
     admin: QueueAdmin, arguments: argparse.Namespace, *, only_crashed: bool
-) -> list[str]:
+) -> tuple[list[str], int]:
+    """Return the entries that were asked for, and how many of all cannot be taken."""
     if not arguments.all:
         letter = await admin.dead_letter(arguments.entry_id, arguments.partition)
-        return [letter.entry_id]
+        return [letter.entry_id], 0
     letters = await admin.dead_letters(arguments.partition)
-    return [each.entry_id for each in letters if each.can_be_redriven or not only_crashed]
+    chosen = [each.entry_id for each in letters if each.can_be_redriven or not only_crashed]
+    return chosen, len(letters) - len(chosen)
+
+
+def _say_if_none(chosen: list[str], left: int, done: str) -> None:
+    if not chosen and not left:
+        print(f"there are no dead letters: none was {done}", file=sys.stderr)
 
 
 def _summary(letter: DeadLetter) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import secrets
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -105,6 +106,8 @@ async def _redrive(store: DeliveryStore, arguments: argparse.Namespace) -> None:
             print_json({"id": delivery_id, "redriven": True})
         else:
             print(delivery_id)
+    if not chosen:
+        print("there are no dead deliveries: none was redriven", file=sys.stderr)
 
 
 def _secret(_: argparse.Namespace) -> int:

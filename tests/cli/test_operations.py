@@ -69,7 +69,7 @@ def test_workers_are_listed(run_here: RunHere, on_queue: Callable[..., Any]) -> 
     code, output, _ = run_here("workers")
     assert code == 0
     row = output.splitlines()[1]
-    assert row.split()[:3] == ["pod-1", "0", "alive"]
+    assert row.split()[:3] == ["pod-1", "0", "serving"]
     assert "60/64" in row
     code, output, _ = run_here("workers", "--json")
     assert json.loads(output)["name"] == "pod-1"
@@ -105,6 +105,28 @@ def test_a_dead_letter_is_listed_shown_and_redriven(
     code, _, errors = run_here("dead", "redrive", letter["id"])
     assert code == 2
     assert "no dead letter" in errors
+
+
+def test_redriving_all_says_what_it_leaves(run_here: RunHere, on_queue: Callable[..., Any]) -> None:
+    code, output, errors = run_here("dead", "redrive", "--all")
+    assert (code, output) == (0, "")
+    assert "there are no dead letters" in errors
+
+    async def add_letters(scripts: Any, client: Any) -> None:
+        await _crash(scripts, client)
+        await client.submit("x", SamplingParams(max_tokens=4))
+        [job] = (await scripts.claim("w", **CLAIM)).claimed
+        assert await scripts.reject(
+            "w", job.job_id, job.epoch, code="undecodable", message="no job", retention_ms=60_000
+        )
+
+    on_queue(add_letters)
+    code, output, errors = run_here("dead", "redrive", "--all")
+    assert (code, len(output.splitlines())) == (0, 1)
+    assert "1 undecodable letter is left" in errors
+    code, output, errors = run_here("dead", "redrive", "--all")
+    assert (code, output) == (0, "")
+    assert "1 undecodable letter is left" in errors
 
 
 def test_dropping_all_leaves_no_dead_letter(

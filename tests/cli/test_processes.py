@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from inferq.cli import main
 from inferq.cli.processes import ManagedProcess, Signals
 
 Start = Callable[[str], ManagedProcess]
@@ -136,3 +137,19 @@ def test_a_signal_that_was_ignored_before_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_an_interruption_while_the_commands_load_is_one_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "inferq.cli.parser", Interrupted())
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert main(["queue"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "inferq: interrupted\n"

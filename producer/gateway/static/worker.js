@@ -6,7 +6,7 @@ import { copyOf, count, seconds } from "./parts.js";
 // Between two looks, and before the first snapshot.
 const EVERY_MS = 1_000;
 const SOON_MS = 300;
-const WORDS = { late: "does not answer", gone: "gone" };
+const DEAD = new Set(["late", "gone"]);
 
 /** Add a worker's card to `parent` as its child number `place`; `ask` fetches data. */
 export function showWorker(parent, place, queue, { name, partition }, ask) {
@@ -47,10 +47,10 @@ export function showWorker(parent, place, queue, { name, partition }, ask) {
       root.remove();
     },
     show: (worker, isReached) => {
-      isDead = worker.state in WORDS || !isReached;
+      isDead = DEAD.has(worker.state) || !isReached;
       fade();
       part("name").textContent = worker.name;
-      part("state").textContent = WORDS[worker.state] ?? worker.state;
+      part("state").textContent = worker.state;
       part("state").className = `state ${worker.state}`;
       part("facts").textContent = facts(worker).join(" · ");
       part("load").textContent = load(worker).join(" · ");

@@ -205,7 +205,7 @@ def test_a_worker_that_dies_while_it_is_shown_is_marked_and_its_map_is_pale(
 ) -> None:
     expect(page.locator(".state")).to_have_text("serving")
     stand_in_worker.die()
-    expect(page.locator(".state")).to_have_text(re.compile("does not answer|gone"))
+    expect(page.locator(".state")).to_have_text(re.compile("late|gone"))
     expect(page.locator(".worker.stale")).to_be_visible()
     expect(page.locator("canvas")).to_be_visible()  # what it held last
 
