@@ -113,7 +113,7 @@ def to_schedule(
     deadline_ms = max(1, _milliseconds("deadline_s", deadline_s, may_be_zero=False))
     if deadline_ms <= delay_ms:
         raise InvalidRequestError(
-            f"{deadline_s:g} s from now is before the job may start",
+            f"{deadline_s:.15g} s from now is before the job may start",
             field="deadline_s",
             limit=delay_ms / 1000,
         )
@@ -188,7 +188,7 @@ def to_retention_ms(retention_s: float) -> int:
     longest_s = MAX_RETENTION_MS / 1000
     if not 0.001 <= check_seconds("retention_s", retention_s) <= longest_s:
         raise InvalidRequestError(
-            f"{retention_s:g} s is not in [0.001, {longest_s:.0f}] s",
+            f"{retention_s:.15g} s is not in [0.001, {longest_s:.0f}] s",
             field="retention_s",
             limit=f"[0.001, {longest_s:.0f}]",
         )
@@ -200,6 +200,6 @@ def _milliseconds(field: str, seconds: float, *, may_be_zero: bool) -> int:
         check_seconds(field, seconds)
     if seconds > MAX_DELAY_S:
         raise InvalidRequestError(
-            f"{seconds:g} s are more than {MAX_DELAY_S:g}", field=field, limit=MAX_DELAY_S
+            f"{seconds:.15g} s are more than {MAX_DELAY_S:.15g}", field=field, limit=MAX_DELAY_S
         )
     return int(seconds * 1000)

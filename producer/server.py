@@ -146,7 +146,7 @@ class RedisServer:
 
     @property
     def _no_answer(self) -> str:
-        return f"no answer from the Redis server at {self.name} within {self.timeout_s:g} s"
+        return f"no answer from the Redis server at {self.name} within {self.timeout_s:.15g} s"
 
     def _bind_to_loop(self) -> None:
         loop = asyncio.get_running_loop()

@@ -183,7 +183,9 @@ class ResultTimeout(InferqError, TimeoutError):
     """Nothing (more) came within the time allowed; the job itself goes on."""
 
     def __init__(self, job_id: str, timeout_s: float) -> None:
-        super().__init__(f"job {job_id}: no result within {timeout_s:g} s; the job itself goes on")
+        super().__init__(
+            f"job {job_id}: no result within {timeout_s:.15g} s; the job itself goes on"
+        )
         self.job_id = job_id
         self.timeout_s = timeout_s
 

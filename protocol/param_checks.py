@@ -15,7 +15,7 @@ def check_number(
     field: str, value: object, low: float, high: float, *, above_low: bool = False
 ) -> None:
     """Refuse what is not a finite number in [low, high] ((low, high] with `above_low`)."""
-    bound = f"{'(' if above_low else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
+    bound = f"{'(' if above_low else '['}{low:.15g}, {high:.15g}{')' if math.isinf(high) else ']'}"
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise InvalidRequestError(
             f"must be a finite number in {bound}, not {value!r}", field=field, limit=bound

@@ -228,8 +228,8 @@ class WorkerSettings(EngineSettings, ServerSettings):
     def _check_retention(self) -> Self:
         if self.retention_s < 2 * self.lease_s:
             raise ValueError(
-                f"--retention-s ({self.retention_s:g}) must be at least twice --lease-s "
-                f"({self.lease_s:g}): a worker that takes a job over reads what was published"
+                f"--retention-s ({self.retention_s:.15g}) must be at least twice --lease-s "
+                f"({self.lease_s:.15g}): a worker that takes a job over reads what was published"
             )
         return self
 

@@ -1,5 +1,5 @@
 // Submit a job and print its events as JSON, one a line: docs/protocol.md in plain Node.js.
-//   node client.mjs "Once upon a time"      the first line has the job's id
+//   node client.mjs PROMPT                  the first line has the job's id
 //   node client.mjs --resume JOB OFFSET     go on after the first OFFSET tokens
 // INFERQ_REDIS_URL and INFERQ_QUEUE say where.
 import { createHash, randomBytes, randomInt } from "node:crypto";
@@ -57,9 +57,19 @@ async function lookAfter(redis, job) {
   if (Number(deadline) > 0) await callScript(redis, "expire", job, HOUR_MS);
 }
 
-const redis = await Redis.connect(process.env.INFERQ_REDIS_URL ?? "redis://127.0.0.1:6379/0");
-const [prompt = "Once upon a time", ...resumed] = process.argv.slice(2);
-const [job, offset] = prompt === "--resume" ? resumed : [await submit(redis, prompt), 0];
-console.log(JSON.stringify({ job }));
-for await (const event of follow(redis, job, Number(offset))) console.log(JSON.stringify(event));
-redis.close();
+const [prompt, ...resumed] = process.argv.slice(2);
+const isResume = prompt === "--resume" && resumed.length === 2 && /^\d{1,15}$/.test(resumed[1]);
+if (!isResume && (!prompt || prompt === "--resume" || resumed.length)) {
+  console.error("usage: node client.mjs PROMPT | --resume JOB OFFSET (a number of tokens)");
+  process.exit(2);
+}
+try {
+  const redis = await Redis.connect(process.env.INFERQ_REDIS_URL ?? "redis://127.0.0.1:6379/0");
+  const [job, offset] = isResume ? resumed : [await submit(redis, prompt), 0];
+  console.log(JSON.stringify({ job }));
+  for await (const event of follow(redis, job, Number(offset))) console.log(JSON.stringify(event));
+  redis.close();
+} catch (error) {
+  console.error(`client: ${error.message || error.code}`);
+  process.exit(1);
+}

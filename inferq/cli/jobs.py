@@ -14,7 +14,7 @@ from inferq.cli.prompt_input import read_prompt
 from inferq.cli.sampling_flags import sampling_params
 from inferq.cli.worker_watch import tell_if_no_worker
 from inferq.producer import Client, JobHandle
-from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.errors import InvalidRequestError, JobCancelled, JobExpired, JobFailed
 
 
 def submit(arguments: argparse.Namespace) -> int:
@@ -87,7 +87,7 @@ def _wait(
             stream = job.stream(from_offset, timeout_s=timeout_s)
             print_stream(stream, as_json=arguments.json, several=several)
         else:
-            print_result(job.result(timeout_s=timeout_s), as_json=arguments.json)
+            _print_whole(job, timeout_s, as_json=arguments.json)
     except KeyboardInterrupt:
         print(
             f"interrupted; the job goes on. Its answer: inferq result {job.id}\n"
@@ -96,6 +96,16 @@ def _wait(
         )
         return exit_codes.INTERRUPTED
     return exit_codes.OK
+
+
+def _print_whole(job: JobHandle, timeout_s: float, *, as_json: bool) -> None:
+    try:
+        print_result(job.result(timeout_s=timeout_s), as_json=as_json)
+    except (JobCancelled, JobExpired, JobFailed):
+        if not as_json:
+            # its stream has what there was before the end, and then raises this again
+            print_stream(job.stream(timeout_s=timeout_s), as_json=False)
+        raise
 
 
 def _client(arguments: argparse.Namespace) -> Client:

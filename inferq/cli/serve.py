@@ -130,7 +130,7 @@ class Serving:
         while not self._signals.count:
             for part in parts:
                 if (code := part.exit_code) is not None:
-                    _complain(f"the {part.name} {how_it_ended(code)}")
+                    _complain(f"the {part.name} process {how_it_ended(code)}")
                     return code if code in _TELLING and not self._is_ready else exit_codes.FAILED
             if self._server is not None and not self._server.is_running:
                 _complain("the Valkey server ended")
@@ -231,7 +231,7 @@ def how_it_ended(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}; its lines say why"
     names = {each.value: each.name for each in signal.Signals}
-    hint = ", as Linux does when memory runs out" if -code == signal.SIGKILL else ""
+    hint = " (by someone, or by Linux when memory ran out)" if -code == signal.SIGKILL else ""
     return f"was killed by {names.get(-code, f'signal {-code}')}{hint}"
 
 

@@ -27,7 +27,7 @@ from inferq.producer.batches.running import BatchRunner, RunPlan
 from inferq.producer.batches.storage import READ_BYTES, FileStorage, StorageError
 from inferq.producer.batches.surveys import Survey, survey
 from inferq.producer.server import end_tasks
-from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.errors import InferqError, InvalidRequestError
 
 logger = structlog.get_logger("inferq.batches")
 
@@ -88,6 +88,7 @@ async def run_local_batch(
     """
     with _locked(batch):
         state = _State.load(batch)
+        is_new = state is None
         if state is None:
             _check_free(batch)
             state = await _State.begin(batch)
@@ -95,7 +96,12 @@ async def run_local_batch(
             await state.check(batch)
         resumed = state.checkpoint.counts.ended
         on_progress(state.checkpoint.counts)
-        client = await _find(clients, state.survey.model, batch.terms, stop)
+        try:
+            client = await _find(clients, state.survey.model, batch.terms, stop)
+        except InferqError:
+            if is_new:  # nothing was asked: another input may be the next
+                state.forget()
+            raise
         if client is None:
             return LocalResult(state.checkpoint.counts, False, resumed)
         counts, is_complete = await _run(batch, state, client, stop, on_progress)
@@ -240,6 +246,10 @@ class _State:
         except OSError as error:
             self.checkpoint = before
             raise StorageError(f"{self._path}: {error}") from error
+
+    def forget(self) -> None:
+        """Remove what was kept, so that the next run begins anew."""
+        self._path.unlink()
 
     def _write(self) -> None:
         found = self.survey

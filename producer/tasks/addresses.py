@@ -95,7 +95,8 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         addresses = list(dict.fromkeys(ipaddress.ip_address(row[4][0]) for row in found))
         for address in addresses:
             if not is_public(address) and not self._is_allowed(address):
-                raise AddressRefused(f"{host} is {address}, which is not a public address")
+                name = host if host == str(address) else f"{host} is {address}, which"
+                raise AddressRefused(f"{name} is not a public address")
         return addresses
 
     def _is_allowed(self, address: IPAddress) -> bool:

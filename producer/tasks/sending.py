@@ -85,7 +85,7 @@ class Sender:
                 return await self._post(delivery, headers)
         except TimeoutError:
             # a host that hangs shall not take all places again at once
-            reason = f"no answer within {self._timeout_s:g} s"
+            reason = f"no answer within {self._timeout_s:.15g} s"
             return Attempt(Outcome.RETRY, reason, pause_s=self._timeout_s)
         except AddressRefused as error:
             return Attempt(Outcome.DEAD, str(error))

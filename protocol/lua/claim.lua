@@ -116,8 +116,9 @@ local function survives_crash(job)
   job.crashes = job.crashes + 1
   redis.call('HSET', job_key(job.id), 'crashes', job.crashes, 'owner', '')
   if job.crashes >= max_crashes then
-    local message = string.format('%d workers died or hung while they ran the job%s', job.crashes,
-      max_crashes > 1 and ', the last with nothing beside it' or '')
+    local message = job.crashes == 1 and '1 worker died or hung while it ran the job'
+      or string.format('%d workers died or hung while they ran the job', job.crashes)
+    if max_crashes > 1 then message = message .. ', the last with nothing beside it' end
     bury('crashed', job.lane, job.entry, job.id, message,
       read_payload(job.lane, job.entry) or '', job)
     finish(job, 'error', retention_ms, 'worker_crashed', message)

@@ -287,12 +287,13 @@ def test_a_prompt_comes_from_standard_input(run: Run, answerer: Answerer) -> Non
     assert answerer.jobs[0].prompt == TextPrompt("Größe")
 
 
-def test_a_failed_job_exits_with_1_after_its_text(run: Run, answerer: Answerer) -> None:
+def test_a_failed_job_exits_with_1_after_its_text(run_here: RunHere, answerer: Answerer) -> None:
     answerer.fails = True
-    failed = run("submit", "x", "--stream")
-    assert (failed.returncode, failed.stdout) == (1, b"ab c\n")
-    assert b"it broke" in failed.stderr
-    assert b"Traceback" not in failed.stderr
+    for flags, shown in (("--stream",), "ab c\n"), ((), "ab c\n"), (("--json",), ""):
+        code, output, errors = run_here("submit", "x", *flags)
+        assert (code, output) == (1, shown)
+        assert "it broke" in errors
+        assert "Traceback" not in errors
 
 
 def test_a_cancelled_job_and_an_expired_one_exit_with_1(run: Run) -> None:
@@ -345,7 +346,10 @@ async def test_a_worker_that_reports_is_not_missed(
         (("submit", "x", "--max-tokens", "many"), b"--max-tokens"),
         (("submit", "x", "--logit-bias", "5"), b"logit_bias"),
         (("submit", "x", "--logit-bias", "{"), b"logit_bias: is not JSON"),
-        (("submit", "x", "--json-schema", "no-such-file"), b"structured_outputs.json"),
+        (
+            ("submit", "x", "--json-schema", "no-such-file"),
+            b"json_schema: there is no such file, and the text is no JSON",
+        ),
         (("submit", "x", "--json-object", "--regex", "x"), b"not allowed with"),
         (("submit", "x", "--regex", "x", "--structured-outputs", "{}"), b"is given twice"),
         (("submit", "x", "--n", "2", "--temperature", "0"), b"n: greedy sampling"),
@@ -367,6 +371,12 @@ async def test_a_worker_that_reports_is_not_missed(
         (("frobnicate",), b"frobnicate"),
         ((), b"COMMAND"),
         (("model", "import", "no-such-model"), b"no-such-model"),
+        (("demo", "--prompt", ""), b"prompt: is empty"),
+        (("submit", "x", "--deadline-s", "5"), b"did you mean --deadline?"),
+        (("submit", "x", "--deadline-s=5"), b"did you mean --deadline?"),
+        (("batch", "run", "a", "b", "--bogus"), b"usage: inferq batch run"),
+        (("batch", "run", "a", "b", "--window", "9" * 11), b"number in [1, 2147483647]"),
+        (("webhooks", "log", "--count", "9" * 5000), b"number in [1, 2147483647]"),
     ],
 )
 def test_bad_input_exits_with_2_and_says_what(

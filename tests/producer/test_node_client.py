@@ -31,12 +31,12 @@ def run_client(valkey_url: str, queue: str) -> Run:
     """Start the client with arguments; it is killed at the end of the context."""
 
     @asynccontextmanager
-    async def run(*arguments: str) -> AsyncIterator[Process]:
+    async def run(*arguments: str, url: str = valkey_url) -> AsyncIterator[Process]:
         process = await asyncio.create_subprocess_exec(
             str(NODE),
             str(CLIENT),
             *arguments,
-            env={**os.environ, "INFERQ_REDIS_URL": valkey_url, "INFERQ_QUEUE": queue},
+            env={**os.environ, "INFERQ_REDIS_URL": url, "INFERQ_QUEUE": queue},
             stdout=PIPE,
             stderr=PIPE,
         )
@@ -127,7 +127,24 @@ async def test_errors_of_the_queue_end_the_client(run_client: Run, worker: Any) 
         await read_line(process)
         _, errors = await process.communicate()
     assert process.returncode == 1
-    assert f"job {unknown} is unknown" in errors.decode()
+    assert errors.decode() == f"client: job {unknown} is unknown, or was forgotten\n"
+
+
+async def test_arguments_and_servers_that_are_wrong_are_said_in_a_line(
+    run_client: Run, unused_tcp_port: int
+) -> None:
+    wrong = [(), ("x", "y"), ("--resume", "j"), ("--resume", "j", "soon"), ("--resume", "j", "-1")]
+    for arguments in wrong:
+        async with run_client(*arguments) as process:
+            _, errors = await process.communicate()
+        assert process.returncode == 2
+        assert errors.decode().startswith("usage: node client.mjs ")
+        assert errors.count(b"\n") == 1
+    url = f"redis://127.0.0.1:{unused_tcp_port}"
+    async with run_client("Hello", url=url) as process:
+        _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert errors.decode() == f"client: connect ECONNREFUSED 127.0.0.1:{unused_tcp_port}\n"
 
 
 async def test_the_submitted_job_is_as_one_of_the_sdk(

@@ -196,6 +196,11 @@ async def test_bad_input_is_refused_with_the_field_named(
     assert len(str(caught.value)) < 500
 
 
+async def test_a_number_in_an_error_has_all_its_digits(client: AsyncClient) -> None:
+    with pytest.raises(InvalidRequestError, match=r"delay_s: 1000000000000 s .* than 2592000\b"):
+        await client.submit("x", delay_s=1e12)
+
+
 @pytest.mark.parametrize(
     ("arguments", "limit"),
     [({"temperature": -1.0}, "[0, inf)"), ({"top_p": 0.0}, "(0, 1]"), ({"max_tokens": 0}, None)],

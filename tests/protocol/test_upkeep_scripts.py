@@ -89,7 +89,9 @@ async def crash(q: Any, **options: Any) -> tuple[str, str]:
     await q.claim("a")
     await q.end_lease(job_id)
     assert (await q.claim("b", max_crashes=1)).claimed == ()
-    return job_id, (await q.scripts.dead_letters())[-1].entry_id
+    letter = (await q.scripts.dead_letters())[-1]
+    assert letter.reason == "1 worker died or hung while it ran the job"
+    return job_id, letter.entry_id
 
 
 async def test_a_crashed_job_is_redriven_under_a_new_id(q: Any) -> None:

@@ -63,7 +63,7 @@ class ScriptConnection(Redis):
                 # redis-py has dropped the connection: what the reply would be is not known.
                 if not limit.expired():
                     raise
-                raise RedisTimeoutError(f"no reply within {CALL_TIMEOUT_S:g} s") from None
+                raise RedisTimeoutError(f"no reply within {CALL_TIMEOUT_S:.15g} s") from None
 
     async def _drop_if_closed(self) -> None:
         now = time.monotonic()

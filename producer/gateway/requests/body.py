@@ -110,7 +110,7 @@ async def _read(request: Request, limit: int, reservation: _Reservation) -> byte
                 reservation.grow(len(chunk))
                 body += chunk
     except TimeoutError:
-        raise HttpError(408, f"The body did not arrive within {READ_TIMEOUT_S:g} s.") from None
+        raise HttpError(408, f"The body did not arrive within {READ_TIMEOUT_S:.15g} s.") from None
     except ClientDisconnect:
         raise BadRequest("The client went away before its request was complete.") from None
     return bytes(body)

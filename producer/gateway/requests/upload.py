@@ -69,8 +69,8 @@ async def read_upload(request: Request, sink: Sink, *, limit: int) -> Upload:
     except TimeoutError:
         raise HttpError(
             408,
-            f"The file did not arrive within {UPLOAD_TIMEOUT_S:g} s, or nothing of it in "
-            f"{READ_TIMEOUT_S:g} s.",
+            f"The file did not arrive within {UPLOAD_TIMEOUT_S:.15g} s, or nothing of it in "
+            f"{READ_TIMEOUT_S:.15g} s.",
         ) from None
     except ClientDisconnect:
         raise BadRequest("The client went away before its request was complete.") from None

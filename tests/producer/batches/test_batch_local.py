@@ -166,8 +166,12 @@ async def test_what_cannot_be_read_or_written_is_said(
     assert names_in(tmp_path) == [batch.input.name]
 
 
-async def test_a_server_that_is_away_at_first_is_said(batch: LocalBatch) -> None:
+async def test_a_server_that_is_away_at_first_is_said_and_nothing_stays(batch: LocalBatch) -> None:
     clients = QueueClients(lambda name: AsyncClient("redis://127.0.0.1:1", name, timeout_s=0.5))
+    with pytest.raises(ServerLost):
+        await run(batch, clients)
+    assert not batch.folder.exists()
+    batch.input.write_bytes(batch.input.read_bytes() + b"\n")
     with pytest.raises(ServerLost):
         await run(batch, clients)
     await clients.aclose()

@@ -68,6 +68,9 @@ async def test_a_name_of_a_private_address_is_refused(names: Names) -> None:
     names.answers["inside.example"] = [["10.0.0.1"]]
     with pytest.raises(AddressRefused, match=r"inside.example is 10\.0\.0\.1"):
         await CheckedBackend().connect_tcp("inside.example", 443)
+    names.answers["10.0.0.1"] = [["10.0.0.1"]]
+    with pytest.raises(AddressRefused, match=r"^10\.0\.0\.1 is not a public address$"):
+        await CheckedBackend().connect_tcp("10.0.0.1", 443)
     assert names.connected == []
 
 
