@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from inferq.cli.extras import load_extra
-from inferq.cli.flags import Commands, add_command, add_json_flag, add_server_flags
+from inferq.cli.flags import Commands, add_command, add_json_flag, add_server_flags, whole_number
 
 _RUN_EXAMPLES: Final = """\
 IN has one request a line, as OpenAI's batches have them:
@@ -42,7 +42,11 @@ def add_commands(commands: Commands) -> None:
     listing = add_command(inner, "list", "list the batches, the newest first", _EXAMPLES)
     listing.add_argument("--key", metavar="NAME", help="those of this API key (default: of none)")
     listing.add_argument(
-        "--count", type=_count, default=20, metavar="N", help="most of them (default: %(default)s)"
+        "--count",
+        type=whole_number,
+        default=20,
+        metavar="N",
+        help="most of them (default: %(default)s)",
     )
     _finish(listing, "batch_commands", "list_batches")
     for name, summary in (("status", "say where a batch stands"), ("cancel", "end a batch")):
@@ -61,7 +65,7 @@ def _add_run(commands: Commands) -> None:
     parser.add_argument("--model", metavar="NAME", help="model of the requests that name none")
     parser.add_argument(
         "--window",
-        type=_count,
+        type=whole_number,
         default=256,
         metavar="N",
         help="most requests in the queue at once (default: %(default)s)",
@@ -83,10 +87,3 @@ def _finish(parser: argparse.ArgumentParser, module: str, function: str) -> None
     add_json_flag(parser)
     add_server_flags(parser)
     parser.set_defaults(run=run)
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return value

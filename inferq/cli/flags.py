@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from inferq.cli import exit_codes
 from inferq.cli.exit_codes import HELP as EXIT_CODES
@@ -14,6 +14,9 @@ from inferq.protocol.keys import DEFAULT_QUEUE
 from inferq.protocol.servers import DEFAULT_URL
 
 T = TypeVar("T")
+
+#: Largest value of flags that count.
+MAX_WHOLE_NUMBER: Final = 2**31 - 1
 
 
 class Commands(Protocol):
@@ -40,6 +43,17 @@ def add_command(
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
     """Add `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON objects, one a line")
+
+
+def whole_number(text: str) -> int:
+    """Return what an argument from 1 to `MAX_WHOLE_NUMBER` says; for `type` of a flag."""
+    fits = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_WHOLE_NUMBER))
+    value = int(text) if fits else 0
+    if not 1 <= value <= MAX_WHOLE_NUMBER:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number in [1, {MAX_WHOLE_NUMBER}]"
+        )
+    return value
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:

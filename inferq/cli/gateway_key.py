@@ -10,7 +10,7 @@ import secrets
 from typing import Any, Final
 
 from inferq.cli import exit_codes
-from inferq.cli.flags import Commands, add_command, add_json_flag
+from inferq.cli.flags import Commands, add_command, add_json_flag, whole_number
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import Lane
 
@@ -43,11 +43,13 @@ def add_commands(commands: Commands) -> None:
         choices=[lane.value for lane in Lane],
         help="a lane that it may use (default: all)",
     )
-    parser.add_argument("--requests-per-minute", type=_count, metavar="N", help="at most")
+    parser.add_argument("--requests-per-minute", type=whole_number, metavar="N", help="at most")
     parser.add_argument(
-        "--tokens-per-minute", type=_count, metavar="N", help="at most, prompts and outputs"
+        "--tokens-per-minute", type=whole_number, metavar="N", help="at most, prompts and outputs"
     )
-    parser.add_argument("--max-concurrency", type=_count, metavar="N", help="most jobs at once")
+    parser.add_argument(
+        "--max-concurrency", type=whole_number, metavar="N", help="most jobs at once"
+    )
     add_json_flag(parser)
     parser.set_defaults(run=run)
 
@@ -85,10 +87,3 @@ def make_entry(name: str, key: str, **limits: Any) -> dict[str, Any]:
 
 def _indented(entry: dict[str, Any]) -> str:
     return "\n".join(f"  {line}" for line in json.dumps(entry, indent=2).splitlines())
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if not 1 <= value < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return value

@@ -13,6 +13,8 @@ from inferq.cli.flags import Commands, add_command, add_json_flag, add_server_fl
 from inferq.cli.sampling_flags import add_sampling_flags
 from inferq.producer.async_client import DEFAULT_RESULT_TIMEOUT_S
 from inferq.protocol.keys import Lane
+from inferq.protocol.prompts import TextPrompt
+from inferq.runtime.command_parser import CommandParser
 from inferq.version import __version__
 
 _MAIN_EXAMPLES: Final = """\
@@ -79,7 +81,7 @@ Progress goes to standard error. The last line of standard output is the folder,
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser; the chosen command's function becomes `run`."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="inferq",
         description="LLM inference through a message queue.",
         epilog=f"{_MAIN_EXAMPLES}\n{EXIT_CODES}",
@@ -210,6 +212,7 @@ def _add_demo(commands: Commands) -> None:
 
 
 def _run_demo(arguments: argparse.Namespace) -> int:
+    TextPrompt(arguments.prompt)  # refuses what no job may hold, before anything is fetched
     demo = load_extra("inferq.cli.demo", extra="worker,gguf,embedded")
     return int(demo.run_demo(arguments.prompt))
 

@@ -132,7 +132,7 @@ def _form_options(name: str) -> dict[str, Any]:
 
 def _form(arguments: argparse.Namespace) -> StructuredOutputs | None:
     if arguments.form_json_schema is not None:
-        return StructuredOutputs(json=_file_or_text("json_schema", arguments.form_json_schema))
+        return StructuredOutputs(json=_schema(arguments.form_json_schema))
     if arguments.form_json_object:
         return StructuredOutputs(json_object=True)
     if arguments.form_regex is not None:
@@ -144,15 +144,33 @@ def _form(arguments: argparse.Namespace) -> StructuredOutputs | None:
     return None
 
 
+def _schema(value: str) -> str:
+    text = _read_file("json_schema", value)
+    if text is not None:
+        return text
+    try:
+        json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            f"there is no such file, and the text is no JSON: {error}", field="json_schema"
+        ) from None
+    return value
+
+
 def _file_or_text(name: str, value: str) -> str:
-    """Return the content of the file `value`, or `value` itself where there is no such file."""
+    text = _read_file(name, value)
+    return value if text is None else text
+
+
+def _read_file(name: str, value: str) -> str | None:
+    """Return the content of the file `value`; None where there is no such file."""
     path = Path(value)
     try:
         if not path.is_file():
-            return value
+            return None
         size = path.stat().st_size
     except (OSError, ValueError):  # too long for a path, or with what no path may hold
-        return value
+        return None
     if size > MAX_FORM_BYTES:
         raise InvalidRequestError(
             f"{value} is longer than {MAX_FORM_BYTES} bytes", field=name, limit=MAX_FORM_BYTES

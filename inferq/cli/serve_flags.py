@@ -12,6 +12,7 @@ from typing import Any, Final
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.errors import InvalidRequestError
+from inferq.runtime.command_parser import CommandParser
 from inferq.runtime.flags import Command, add_flags, to_command
 from inferq.runtime.settings import load_settings
 from inferq.worker.settings import WorkerSettings
@@ -63,7 +64,7 @@ class ServePlan:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `inferq serve`."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="inferq serve",
         usage="inferq serve MODEL [flags]",
         description="Serve a model on this machine by an OpenAI-compatible API: start a Valkey "

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from inferq.cli import exit_codes
-from inferq.cli.flags import Commands, add_command, run_on_server
+from inferq.cli.flags import Commands, add_command, run_on_server, whole_number
 from inferq.cli.printing import print_json, print_table
 from inferq.producer.async_client import DEFAULT_TIMEOUT_S
 from inferq.producer.partitions import Partitions
@@ -49,7 +49,11 @@ def add_commands(commands: Commands) -> None:
     run_on_server(listing, _store, _list)
     log = add_command(inner, "log", "list the last attempts, newest first", _EXAMPLES)
     log.add_argument(
-        "--count", type=_count, default=100, metavar="N", help="most of them (default: %(default)s)"
+        "--count",
+        type=whole_number,
+        default=100,
+        metavar="N",
+        help="most of them (default: %(default)s)",
     )
     run_on_server(log, _store, _log)
     redrive = add_command(inner, "redrive", "make dead deliveries again, same id", _EXAMPLES)
@@ -117,10 +121,3 @@ def _secret(_: argparse.Namespace) -> int:
 
 def _time(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return value

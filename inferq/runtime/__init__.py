@@ -8,6 +8,7 @@ and of trace contexts only.
 - `settings`  a settings model, read from flags and environment with errors that name both
 - `shared_settings`  the settings that mean the same to several processes
 - `flags`     a parser's flags, made of such a model
+- `command_parser`  a parser that names the flag that was meant
 - `health`    the port that answers probes, and who asks for metrics
 - `metrics`   a process's books as Prometheus reads them; `histogram`, which needs nothing
 - `figures`   what is read from a server for them

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
+from inferq.runtime.command_parser import CommandParser
 from inferq.runtime.settings import ProcessSettings
 
 
@@ -36,7 +37,7 @@ def settings_parser(
 
     A flag that is not given leaves no value.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=prog,
         description=description,
         epilog=epilog,

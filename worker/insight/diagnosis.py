@@ -23,7 +23,7 @@ from inferq.worker.insight.facts import Facts, GpuFacts, MachineFacts, ModelFact
 from inferq.worker.model.architecture.config import ModelConfig
 from inferq.worker.model.loading.loader import check_weight_files
 from inferq.worker.model.loading.model_loading import read_model_config
-from inferq.worker.model.loading.model_store import cache_root, resolve_model
+from inferq.worker.model.loading.model_store import cache_root, check_package_name, resolve_model
 from inferq.worker.model.sizing.memory import available_memory
 
 
@@ -78,7 +78,9 @@ def read_model(model: str) -> ModelFacts:
         return ModelFacts(None, config_problem=str(error))
     if not folder.is_dir():
         is_path = folder.is_absolute() or folder.exists() or model.startswith(".")
-        return ModelFacts(None, config_problem=f"{model} is no folder" if is_path else None)
+        if is_path:
+            return ModelFacts(None, config_problem=f"{model} is no folder")
+        return ModelFacts(None, name_problem=check_package_name(model))
     found: dict[str, Any] = {}
     try:
         config = read_model_config(folder)

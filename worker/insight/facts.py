@@ -55,6 +55,8 @@ class ModelFacts:
     config_problem: str | None = None
     weights_problem: str | None = None
     tokenizer_problem: str | None = None
+    #: Why a hub id may be a packaged model that is misspelt.
+    name_problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from inferq.cli import exit_codes
-from inferq.cli.doctor.findings import AREAS, Finding, Status
+from inferq.cli.doctor.findings import AREAS, GROUPS, Finding, Status
 from inferq.cli.flags import Commands, add_command, add_json_flag, add_server_flags
 from inferq.cli.printing import print_json
 from inferq.protocol.acl import Role
@@ -39,9 +39,10 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "--only",
         action="append",
-        choices=AREAS,
+        choices=(*AREAS, *GROUPS),
         metavar="AREA",
-        help=f"look at this only, several times: {', '.join(AREAS)}",
+        help=f"look at this only, several times: {', '.join(AREAS)}; "
+        + "; ".join(f"{name} is {' and '.join(areas)}" for name, areas in GROUPS.items()),
     )
     parser.add_argument(
         "--role",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from inferq.cli.doctor import machine, queue, rights, server, variables, worker
-from inferq.cli.doctor.findings import AREAS, Area, Finding, Status
+from inferq.cli.doctor.findings import AREAS, GROUPS, Area, Finding, Status
 from inferq.producer import QueueAdmin
 from inferq.producer.partitions import to_num_partitions
 from inferq.producer.request import check_seconds
@@ -23,11 +23,12 @@ from inferq.protocol.servers import DEFAULT_URL, ServerUrl
 #: Checks after whose failure there is nothing to learn from this server.
 _TELLING: Final = frozenset({"connection", "part"})
 _ON_SERVER: Final = frozenset({"redis", "rights", "queue"})
+_OF_WORKER: Final = frozenset(GROUPS["worker"])
 
 
 def examine(arguments: argparse.Namespace) -> list[Finding]:
     """Look at everything that was asked for; raises `InvalidRequestError` for a bad time-out."""
-    areas = tuple(arguments.only or AREAS)
+    areas = [area for name in arguments.only or AREAS for area in GROUPS.get(name, (name,))]
     timeout_s = check_seconds("timeout", arguments.timeout)
     findings: list[Finding] = []
     if "settings" in areas:
@@ -38,9 +39,13 @@ def examine(arguments: argparse.Namespace) -> list[Finding]:
     ranks = max(1, int(given)) if given.isdecimal() else 1
     if "machine" in areas:
         findings += machine.examine(machine.System.read(), tensor_parallel_size=ranks)
-    if "worker" in areas:
+    if _OF_WORKER.intersection(areas):
         model = arguments.model or os.environ.get("INFERQ_MODEL")
-        findings += worker.examine(model, arguments.device, ranks=ranks)
+        findings += [
+            finding
+            for finding in worker.examine(model, arguments.device, ranks=ranks)
+            if finding.area in areas or finding.check == worker.PROCESS
+        ]
     return findings
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
-#: What can be looked at; `worker` gives findings about the device and the model.
-AREAS: Final = ("settings", "redis", "rights", "queue", "machine", "worker")
+#: What can be looked at, each with a heading of its own.
+AREAS: Final = ("settings", "redis", "rights", "queue", "machine", "device", "model")
+#: Names of several areas at once.
+GROUPS: Final = MappingProxyType({"worker": ("device", "model")})
 
 
 class Status(StrEnum):

@@ -15,6 +15,8 @@ from inferq.worker.insight.facts import Facts, GpuFacts, MachineFacts, ModelFact
 
 _DEVICE: Final = Area("device")
 _MODEL: Final = Area("model")
+#: The check whose failure leaves nothing to be known of the device, nor of the model.
+PROCESS: Final = "worker"
 _PROGRAM: Final = "inferq.worker.insight.diagnosis"
 #: Longest wait in seconds for torch and the driver.
 TIMEOUT_S: Final = 120.0
@@ -31,7 +33,7 @@ def examine(
 ) -> list[Finding]:
     """Let a process of its own look, which may hang with its driver, and judge what it says."""
     if importlib.util.find_spec("torch") is None:
-        return [_DEVICE.skipped("worker", str(MissingExtraError("worker", "torch")))]
+        return [_DEVICE.skipped(PROCESS, str(MissingExtraError("worker", "torch")))]
     program = [sys.executable, "-P", "-m", _PROGRAM, *([] if model is None else ["--model", model])]
     try:
         run = subprocess.run(
@@ -40,7 +42,7 @@ def examine(
     except subprocess.TimeoutExpired:
         return [
             _DEVICE.failure(
-                "worker",
+                PROCESS,
                 f"torch, or the driver, has not answered within {timeout_s:g} s",
                 "does nvidia-smi answer? A hung GPU needs a reset, a slow disk time",
             )
@@ -49,7 +51,7 @@ def examine(
         last = (run.stderr.strip().splitlines() or ["no message"])[-1]
         return [
             _DEVICE.failure(
-                "worker",
+                PROCESS,
                 f"the worker's libraries do not load: {last}",
                 "pip install --force-reinstall 'inferq[worker]'",
             )
@@ -142,7 +144,13 @@ def _model(
     found: ModelFacts, model: str, machine: MachineFacts, device: str, ranks: int
 ) -> Iterator[Finding]:
     if found.folder is None:
-        if found.config_problem is None:
+        if found.name_problem is not None:
+            yield _MODEL.warning(
+                "folder",
+                f"{model}: {found.name_problem}",
+                "correct the name; else a worker looks for it on the hub",
+            )
+        elif found.config_problem is None:
             yield _MODEL.skipped("folder", f"{model} is a hub id: its worker fetches it")
         else:
             yield _MODEL.failure(

