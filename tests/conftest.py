@@ -6,6 +6,7 @@ import importlib
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,11 @@ DEBIAN_SERVER = "redis-server"
 # No deadline: a busy machine is no finding. No database: the tests leave the tree as it was.
 hypothesis.settings.register_profile("inferq", deadline=None, database=None)
 hypothesis.settings.load_profile("inferq")
+
+
+def pytest_sessionstart() -> None:
+    """Let programs that the tests start hear SIGINT, also where this one runs in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
