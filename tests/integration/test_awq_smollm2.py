@@ -279,6 +279,7 @@ def exact_logits(folder: Path, cases: list[Any]) -> list[Tensor]:
         return all_logits(folder, torch.float32, cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_are_close_to_those_of_the_rounded_weights(
     nearest: Path, greedy_cases: list[Any], dtype: torch.dtype
