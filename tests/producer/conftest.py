@@ -1,4 +1,4 @@
-"""A worker without an engine, and clients of the embedded server."""
+"""A worker without an engine, one with a stand-in for it, gateways, and clients of the server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -205,3 +207,57 @@ def make_client(queue: str) -> Iterator[Callable[..., Client]]:
             return stack.enter_context(Client(url, queue, **options))  # type: ignore[arg-type]
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def tokenizer(smollm2: Path) -> Any:
+    """The tokenizer of the small real model, with its chat template."""
+    from stand_in_worker import load_tokenizer
+
+    return load_tokenizer(smollm2)
+
+
+@pytest.fixture
+def start_stand_in(valkey_url: str, queue: str, tokenizer: Any) -> Iterator[Callable[..., Any]]:
+    """Start workers (`queue`, `model`, `step_s`, … as `StandInWorker` takes them)."""
+    from stand_in_worker import StandInWorker
+
+    started: list[Any] = []
+
+    def start(
+        *, queue: str = queue, url: str = valkey_url, tokenizer: Any = tokenizer, **options: Any
+    ) -> Any:
+        worker = StandInWorker(url, queue, tokenizer, **options)
+        started.append(worker.start())
+        return worker
+
+    yield start
+    for worker in started:
+        worker.stop()
+
+
+@pytest.fixture
+def start_gateway(valkey_url: str, queue: str) -> Iterator[Callable[..., Any]]:
+    """Start gateways of `queue` on free ports, with further settings."""
+    from stand_in_worker import RunningGateway
+
+    from inferq.producer.gateway.settings import GatewaySettings
+
+    started: list[Any] = []
+
+    def start(**settings: Any) -> Any:
+        given = {
+            "redis_url": valkey_url,
+            "queues": (queue,),
+            "port": 0,
+            "poll_interval_s": 0.1,
+            "shutdown_timeout_s": 5.0,
+            **settings,
+        }
+        running = RunningGateway(GatewaySettings(**given))
+        started.append(running.start())
+        return running
+
+    yield start
+    for running in started:
+        running.stop()

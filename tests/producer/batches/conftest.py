@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_in_worker import RunningGateway, StandInWorker, load_tokenizer
 
 from inferq.producer import AsyncClient
 from inferq.producer.batches.answering import RETENTION_S
@@ -39,49 +38,6 @@ MODEL = "stand-in"
 CHAT = "/v1/chat/completions"
 #: Generous: the machine may be busy.
 TIMEOUT_S = 90
-
-
-@pytest.fixture(scope="session")
-def tokenizer(smollm2: Path) -> Any:
-    return load_tokenizer(smollm2)
-
-
-@pytest.fixture
-def start_stand_in(valkey_url: str, queue: str, tokenizer: Any) -> Iterator[Callable[..., Any]]:
-    started: list[Any] = []
-
-    def start(*, queue: str = queue, url: str = valkey_url, **options: Any) -> Any:
-        worker = StandInWorker(url, queue, tokenizer, **options)
-        started.append(worker.start())
-        return worker
-
-    yield start
-    for worker in started:
-        worker.stop()
-
-
-@pytest.fixture
-def start_gateway(valkey_url: str, queue: str) -> Iterator[Callable[..., Any]]:
-    """Start gateways of `queue`, with further settings."""
-    from inferq.producer.gateway.settings import GatewaySettings
-
-    started: list[Any] = []
-
-    def start(**settings: Any) -> Any:
-        given = {
-            "redis_url": valkey_url,
-            "queues": (queue,),
-            "port": 0,
-            "poll_interval_s": 0.1,
-            **settings,
-        }
-        running = RunningGateway(GatewaySettings(**given))
-        started.append(running.start())
-        return running
-
-    yield start
-    for running in started:
-        running.stop()
 
 
 @pytest.fixture

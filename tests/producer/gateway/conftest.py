@@ -15,7 +15,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,7 +23,6 @@ import pytest
 import redis
 import structlog
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
-from stand_in_worker import RunningGateway, StandInWorker, load_tokenizer
 
 from inferq.protocol.keys import BatchKeys
 
@@ -41,54 +39,6 @@ FLAGS = (
 )
 #: For a machine that others use too.
 PATIENCE_MS = 60_000
-
-
-@pytest.fixture(scope="session")
-def tokenizer(smollm2: Path) -> Any:
-    """The tokenizer of the small real model, with its chat template."""
-    return load_tokenizer(smollm2)
-
-
-@pytest.fixture
-def start_stand_in(valkey_url: str, queue: str, tokenizer: Any) -> Iterator[Callable[..., Any]]:
-    """Start workers (`queue`, `model`, `step_s`, … as `StandInWorker` takes them)."""
-    started: list[Any] = []
-
-    def start(
-        *, queue: str = queue, url: str = valkey_url, tokenizer: Any = tokenizer, **options: Any
-    ) -> Any:
-        worker = StandInWorker(url, queue, tokenizer, **options)
-        started.append(worker.start())
-        return worker
-
-    yield start
-    for worker in started:
-        worker.stop()
-
-
-@pytest.fixture
-def start_gateway(valkey_url: str, queue: str) -> Iterator[Callable[..., Any]]:
-    """Start gateways of `queue` on free ports, with further settings."""
-    from inferq.producer.gateway.settings import GatewaySettings
-
-    started: list[Any] = []
-
-    def start(**settings: Any) -> Any:
-        given = {
-            "redis_url": valkey_url,
-            "queues": (queue,),
-            "port": 0,
-            "poll_interval_s": 0.1,
-            "shutdown_timeout_s": 5.0,
-            **settings,
-        }
-        running = RunningGateway(GatewaySettings(**given))
-        started.append(running.start())
-        return running
-
-    yield start
-    for running in started:
-        running.stop()
 
 
 @pytest.fixture
