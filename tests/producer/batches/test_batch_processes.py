@@ -96,8 +96,9 @@ async def test_killed_three_times_and_its_worker_twice_a_batch_has_each_id_once(
     batch = await make_batch(lines)
 
     def start_worker(name: str) -> Any:
-        program = str(HERE.parents[1] / "support" / "stand_in_process.py")
-        return start(program, valkey_url, queue, str(smollm2), name)
+        support = HERE.parents[1] / "support"
+        program = str(support / "stand_in_process.py")
+        return start(program, valkey_url, queue, str(smollm2), name, PYTHONPATH=str(support))
 
     worker, tasks = start_worker("worker-0"), start_tasks()
     kills = [("tasks", 250), ("worker", 500), ("tasks", 750), ("worker", 1000), ("tasks", 1250)]
