@@ -24,6 +24,7 @@ from inferq.worker.model.architecture.config import ModelConfig
 from inferq.worker.model.loading.loader import check_weight_files
 from inferq.worker.model.loading.model_loading import read_model_config
 from inferq.worker.model.loading.model_store import cache_root, check_package_name, resolve_model
+from inferq.worker.model.loading.refusals import PickledWeights
 from inferq.worker.model.sizing.memory import available_memory
 
 
@@ -93,6 +94,7 @@ def read_model(model: str) -> ModelFacts:
         found["weight_bytes"] = check_weight_files(folder)
     except ModelError as error:
         found["weights_problem"] = str(error)
+        found["are_pickles"] = isinstance(error, PickledWeights)
     try:
         found["has_chat_template"] = Tokenizer.load(folder).has_chat_template
     except ModelError as error:

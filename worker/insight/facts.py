@@ -54,6 +54,7 @@ class ModelFacts:
     has_chat_template: bool = False
     config_problem: str | None = None
     weights_problem: str | None = None
+    are_pickles: bool = False
     tokenizer_problem: str | None = None
     #: Why a hub id may be a packaged model that is misspelt.
     name_problem: str | None = None

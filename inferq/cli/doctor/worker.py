@@ -179,7 +179,7 @@ def _weights(found: ModelFacts) -> Finding:
     if problem is None:
         assert found.weight_bytes is not None
         return _MODEL.ok("weights", f"{found.weight_bytes / _GIB:.2f} GiB of safetensors, whole")
-    if "pickles" in problem:
+    if found.are_pickles:
         advice = (
             "convert them where they are trusted: AutoModelForCausalLM.from_pretrained(FOLDER)"
             ".save_pretrained(FOLDER), or take another revision of the model"

@@ -182,6 +182,10 @@ def _pickle(folder: Path) -> None:
     [
         (_truncate, "weights", "is damaged or incomplete", "fetch the files again"),
         (_lose_a_shard, "weights", "lacks model-2.safetensors", "fetch the files again"),
+        (
+            lambda folder: (folder / "model.safetensors").unlink(),
+            *("weights", "has no safetensors files", "fetch the files again"),
+        ),
         (_pickle, "weights", "pickles (pytorch_model.bin)", "save_pretrained"),
         (
             lambda folder: (folder / "tokenizer.json").unlink(),

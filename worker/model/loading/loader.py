@@ -17,6 +17,7 @@ from torch import Tensor
 
 from inferq.protocol.errors import ModelError
 from inferq.worker.model.loading.load_progress import LoadProgress
+from inferq.worker.model.loading.refusals import listed, refuse_pickles
 from inferq.worker.model.ranks.parallel import Cut
 from inferq.worker.model.sizing.memory import format_bytes, return_freed_memory
 
@@ -24,13 +25,10 @@ _log = logging.getLogger(__name__)
 
 _INDEX: Final = "model.safetensors.index.json"
 _SINGLE: Final = "model.safetensors"
-_PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOATS: Final = ("F64", "F32", "F16", "BF16")
 _16_BIT: Final = {"F16": torch.float16, "BF16": torch.bfloat16}
 #: Of packed words and of indices, which are copied as they are.
 _INTEGERS: Final = ("I32",)
-#: Most names in one error message.
-_MAX_NAMES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +114,10 @@ def _stored_tensors(
                 _check_dtype(path, stored_name, file.get_slice(stored_name), target)
                 found[name] = _Stored(path, stored_name, part)
     if missing := sorted(set(targets) - set(found)):
-        raise ModelError(f"{folder} lacks {_names(missing)}")
+        raise ModelError(f"{folder} lacks {listed(missing)}")
     if unknown:
         raise ModelError(
-            f"{folder} holds {_names(sorted(unknown))}, which this architecture does not use"
+            f"{folder} holds {listed(sorted(unknown))}, which this architecture does not use"
         )
     return found
 
@@ -197,12 +195,7 @@ def weight_files(folder: Path) -> list[Path]:
     ]
     if shards:
         return shards
-    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
-    if pickles:
-        raise ModelError(
-            f"{folder} holds its weights as pickles ({_names(pickles)}), which can run code when "
-            "loaded; only safetensors are read: convert them"
-        )
+    refuse_pickles(folder, "safetensors are")
     raise ModelError(
         f"{folder} has no safetensors files (pickles are not fetched from the hub: they can run "
         "code when loaded)"
@@ -216,7 +209,7 @@ def _indexed_files(index: Path) -> list[Path]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is not a safetensors index: {error!r}") from None
     if absent := [path.name for path in files if not path.is_file()]:
-        raise ModelError(f"{index.parent} lacks {_names(absent)}, which {index.name} names")
+        raise ModelError(f"{index.parent} lacks {listed(absent)}, which {index.name} names")
     return files
 
 
@@ -234,9 +227,3 @@ def _check_dtype(path: Path, name: str, stored: Any, target: Tensor) -> None:
         raise ModelError(
             f"{path.name}: {name} has dtype {dtype}; supported: {', '.join(supported)}"
         )
-
-
-def _names(names: list[str]) -> str:
-    shown = ", ".join(names[:_MAX_NAMES])
-    more = len(names) - _MAX_NAMES
-    return f"{shown} and {more} more" if more > 0 else shown

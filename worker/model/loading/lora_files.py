@@ -14,10 +14,11 @@ from torch import Tensor
 from inferq.protocol.errors import ModelError
 from inferq.worker.model.architecture.config import read_json
 from inferq.worker.model.architecture.fields import Fields
+from inferq.worker.model.loading.refusals import listed, refuse_pickles
 
+_FIELD: Final = "lora_adapters"
 _CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
-_PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOATS: Final = ("F64", "F32", "F16", "BF16")
 _PREFIX: Final = "base_model.model."
 _TENSOR: Final = re.compile(r"(?P<module>.+)\.(?P<kind>lora_[AB])\.weight")
@@ -38,8 +39,6 @@ _MUST_BE_EMPTY: Final = (
 )
 #: Ways to begin the training that leave the base model's weights as they are.
 _INITS: Final = (True, False, "gaussian", "eva", "orthogonal")
-#: Most names in one error message.
-_MAX_NAMES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,8 @@ def read_adapter(
     config = _AdapterConfig.read(folder, max_rank)
     path = folder / _WEIGHTS
     if not path.is_file():
-        raise _no_weights(folder)
+        refuse_pickles(folder, f"{_WEIGHTS} is", field=_FIELD)
+        raise _error(f"{folder} has no {_WEIGHTS}")
     expected = config.targets(modules)
     try:
         with safe_open(path, framework="pt") as file:
@@ -183,10 +183,10 @@ def _check_names(path: Path, stored: set[str], modules: list[str]) -> None:
         f"{_PREFIX}{module}.{kind}.weight" for module in modules for kind in ("lora_A", "lora_B")
     }
     if missing := sorted(expected - stored):
-        raise _error(f"{path} lacks {_names(missing)}, which {_CONFIG} asks for")
+        raise _error(f"{path} lacks {listed(missing)}, which {_CONFIG} asks for")
     if unknown := sorted(stored - expected):
         known = "" if all(map(_TENSOR.fullmatch, unknown)) else ": only lora_A and lora_B are read"
-        raise _error(f"{path} holds {_names(unknown)}, which {_CONFIG} does not ask for{known}")
+        raise _error(f"{path} holds {listed(unknown)}, which {_CONFIG} does not ask for{known}")
 
 
 def _read(file: Any, path: Path, module: str, kind: str, shape: tuple[int, int]) -> Tensor:
@@ -202,21 +202,5 @@ def _read(file: Any, path: Path, module: str, kind: str, shape: tuple[int, int])
     return tensor
 
 
-def _no_weights(folder: Path) -> ModelError:
-    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
-    if pickles:
-        return _error(
-            f"{folder} holds its weights as pickles ({_names(pickles)}), which can run code when "
-            f"loaded; only {_WEIGHTS} is read: convert them"
-        )
-    return _error(f"{folder} has no {_WEIGHTS}")
-
-
-def _names(names: list[str]) -> str:
-    shown = ", ".join(names[:_MAX_NAMES])
-    more = len(names) - _MAX_NAMES
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
 def _error(message: str) -> ModelError:
-    return ModelError(message, field="lora_adapters")
+    return ModelError(message, field=_FIELD)
