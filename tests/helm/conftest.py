@@ -120,13 +120,7 @@ def _as_arguments(values: Mapping[str, Any]) -> list[str]:
 
 def load_script(name: str) -> ModuleType:
     """A module of scripts/."""
-    return load_module(ROOT / "scripts" / f"{name}.py")
-
-
-def load_module(path: Path) -> ModuleType:
-    """The module of a file, which others loaded so may import by its name."""
-    name = path.stem
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -145,15 +139,6 @@ def chart() -> Path:
 def chart_files() -> ModuleType:
     """`scripts/chart_files.py`."""
     return load_script("chart_files")
-
-
-@pytest.fixture(scope="session")
-def kubernetes_api() -> ModuleType:
-    """`kubernetes_api.py` beside this file."""
-    here = Path(__file__).parent
-    load_module(here / "kubernetes_objects.py")
-    load_module(here / "kubernetes_discovery.py")
-    return load_module(here / "kubernetes_api.py")
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kubernetes_api
 import pytest
 import yaml
 
@@ -94,7 +95,7 @@ class Release:
 
 
 @pytest.fixture
-def release(helm: Any, kubernetes_api: Any, tmp_path: Path) -> Iterator[Release]:
+def release(helm: Any, tmp_path: Path) -> Iterator[Release]:
     """A cluster with nothing in it, before each Helm."""
     cluster = kubernetes_api.Cluster()
     with kubernetes_api.serving(cluster) as url:

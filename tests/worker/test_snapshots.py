@@ -157,7 +157,7 @@ async def test_a_queue_that_asks_for_a_drain_stops_the_worker() -> None:
     reporter, _ = reporter_of(scripts, report_interval_s=60.0)
     stop = asyncio.Event()
     running = asyncio.create_task(reporter.run(stop))
-    await asyncio.wait_for(stop.wait(), 60)
+    assert await asyncio.wait_for(stop.wait(), 60)
     running.cancel()
 
 

@@ -13,7 +13,6 @@ from inferq.producer.gateway.requests.submission import Asked
 from inferq.producer.gateway.requests.terms import RequestTerms
 from inferq.producer.gateway.requests.webhooks import requested_webhook
 from inferq.producer.gateway.tools.offered_tools import plan
-from inferq.protocol.errors import InvalidRequestError
 
 
 def ask_chat(body: ChatBody, model: str, terms: RequestTerms) -> Asked:
@@ -27,17 +26,14 @@ def ask_chat(body: ChatBody, model: str, terms: RequestTerms) -> Asked:
     )
     form = planned.form
     params = chat_params(body, form, default_max_tokens=terms.default_max_tokens)
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError("goes with stream only", field="stream_options")
-    options = body.stream_options
-    counts_prompt = options is not None and options.continuous_usage_stats
+    streamed = body.streamed()
     note = Note(
         kind=Kind.CHAT,
         model=model,
         n=params.n,
         budget=None if params.max_tokens is None else params.max_tokens * params.n,
-        include_usage=options is not None and options.include_usage,
-        continuous_usage=counts_prompt,
+        include_usage=streamed.include_usage,
+        continuous_usage=streamed.continuous_usage_stats,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs is not None,
         token_ids=bool(body.return_token_ids),
@@ -54,7 +50,7 @@ def ask_chat(body: ChatBody, model: str, terms: RequestTerms) -> Asked:
         cache_salt=body.cache_salt,
         metadata=body.metadata,
         webhook=requested_webhook(body, terms),
-        return_prompt_token_ids=bool(body.return_token_ids) or counts_prompt,
+        return_prompt_token_ids=bool(body.return_token_ids) or streamed.continuous_usage_stats,
     )
 
 

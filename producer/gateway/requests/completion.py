@@ -12,25 +12,21 @@ from inferq.producer.gateway.requests.schemas import CompletionBody
 from inferq.producer.gateway.requests.submission import Asked
 from inferq.producer.gateway.requests.terms import RequestTerms
 from inferq.producer.gateway.requests.webhooks import requested_webhook
-from inferq.protocol.errors import InvalidRequestError
 
 
 def ask_completion(body: CompletionBody, model: str, terms: RequestTerms) -> Asked:
     """Return what a body asks for; raise `InvalidRequestError`, naming the field."""
     form = requested_form({name: getattr(body, name) for name in FORM_FIELDS})
     params = completion_params(body, form)
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError("goes with stream only", field="stream_options")
-    options = body.stream_options
+    streamed = body.streamed()
     shows_prompt = bool(body.echo or body.return_token_ids)
-    counts_prompt = options is not None and options.continuous_usage_stats
     note = Note(
         kind=Kind.COMPLETION,
         model=model,
         n=params.n,
         budget=None if params.max_tokens is None else params.max_tokens * params.n,
-        include_usage=options is not None and options.include_usage,
-        continuous_usage=counts_prompt,
+        include_usage=streamed.include_usage,
+        continuous_usage=streamed.continuous_usage_stats,
         logprobs=body.logprobs,
         prompt_logprobs=body.prompt_logprobs is not None,
         token_ids=bool(body.return_token_ids),
@@ -49,5 +45,5 @@ def ask_completion(body: CompletionBody, model: str, terms: RequestTerms) -> Ask
         cache_salt=body.cache_salt,
         metadata=body.metadata,
         webhook=requested_webhook(body, terms),
-        return_prompt_token_ids=shows_prompt or counts_prompt,
+        return_prompt_token_ids=shows_prompt or streamed.continuous_usage_stats,
     )

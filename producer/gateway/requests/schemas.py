@@ -19,6 +19,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from inferq.protocol.errors import InvalidRequestError
+
 #: Why a known field is refused, where there is more to say than that it is not supported.
 _REASONS: Final = MappingProxyType(
     {
@@ -105,10 +107,12 @@ class Body(BaseModel):
 class StreamOptions(Body):
     """What a stream tells besides its tokens."""
 
-    include_usage: bool = Field(False, description="A last chunk with the usage.")
-    continuous_usage_stats: bool = Field(False, description="The usage so far in every chunk.")
+    include_usage: bool = Field(default=False, description="A last chunk with the usage.")
+    continuous_usage_stats: bool = Field(
+        default=False, description="The usage so far in every chunk."
+    )
     include_obfuscation: Literal[False] | None = Field(
-        None, description="Only false: chunks are not padded."
+        default=None, description="Only false: chunks are not padded."
     )
 
 
@@ -127,6 +131,12 @@ class GenerationBody(Body):
     model: str | None = Field(None, description="One of /v1/models.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    def streamed(self) -> StreamOptions:
+        """Return what a stream tells; raise `InvalidRequestError` for options without one."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("goes with stream only", field="stream_options")
+        return self.stream_options or StreamOptions()
 
     n: int | None = Field(None, description="Choices for each prompt.")
     seed: int | None = None

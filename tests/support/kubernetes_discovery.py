@@ -32,6 +32,7 @@ KINDS: dict[str, dict[str, str]] = {
         "prometheusrules": "PrometheusRule",
     },
 }
+#: Groups of the kinds that an API server has by itself.
 BUILT_IN = {"v1", "apps/v1", "policy/v1", "autoscaling/v2", "networking.k8s.io/v1"}
 WITHOUT_NAMESPACE = {"Namespace"}
 
