@@ -14,8 +14,8 @@ from inferq.protocol.params import SamplingParams
 from inferq.protocol.scripts import QueueScripts
 from inferq.worker.engine.requests.request_events import RequestEvent
 from inferq.worker.engine.text.tokenizer import Tokenizer
-from inferq.worker.jobs.engine_output import EngineOutput
 from inferq.worker.pipe.engine_client import EngineClient, EngineInfo
+from inferq.worker.pipe.engine_output import EngineOutput
 from inferq.worker.queue.script_connection import ScriptConnection
 from inferq.worker.service import WorkerSession, connect
 from inferq.worker.settings import WorkerSettings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final
 
 from inferq.protocol.errors import DecodeError
@@ -11,10 +12,26 @@ from inferq.protocol.wire import pack, typed, unpack
 
 #: Longest snapshot that is read, in bytes: of some millions of blocks, each another's neighbour.
 MAX_SNAPSHOT_BYTES: Final = 16 * 2**20
-#: What a block is, by the number that travels; `swapped` are blocks of host memory.
-BLOCK_STATES: Final = ("free", "cached", "used", "shared", "swapped")
 #: Digits of a job's id that a snapshot tells: too few to ask for the job with.
 SHORT_ID_DIGITS: Final = 6
+
+
+class BlockState(IntEnum):
+    """What a block is, as numbers that travel."""
+
+    FREE = 0
+    #: Free, with a prefix that can be reused.
+    CACHED = 1
+    #: Held by one sequence.
+    USED = 2
+    #: Held by several.
+    SHARED = 3
+    #: A block of host memory that swapped sequences hold.
+    SWAPPED = 4
+
+
+#: Their names, by their numbers.
+BLOCK_STATES: Final = tuple(state.name.lower() for state in BlockState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +47,8 @@ class HoldingSequence:
 class BlockSnapshot:
     """The blocks of the device, then those of the host, as runs of equal ones.
 
-    `runs` has four numbers for each: how many blocks, their place in `BLOCK_STATES`, how many
-    sequences hold each of them, and the place in `sequences` of the first of these (0: there is
-    none).
+    `runs` has four numbers for each: how many blocks, their `BlockState`, how many sequences
+    hold each of them, and the place in `sequences` of the first of these (0: there is none).
     """
 
     num_blocks: int

@@ -84,6 +84,7 @@ ENGINE_PROTOCOL = {
     "inferq.protocol.structured",
     "inferq.protocol.messages",
     "inferq.protocol.prompts",
+    "inferq.protocol.snapshots",
 }
 
 

@@ -36,7 +36,6 @@ from inferq.worker.engine.requests.request import prepare_request
 from inferq.worker.engine.requests.sequence import EngineRequest
 from inferq.worker.engine.stats import EngineStats
 from inferq.worker.engine.text.tokenizer import Tokenizer
-from inferq.worker.jobs.engine_output import EngineOutput
 from inferq.worker.jobs.generation import Generation, num_streams
 from inferq.worker.jobs.outputs import (
     CompletionOutput,
@@ -47,6 +46,7 @@ from inferq.worker.jobs.outputs import (
 from inferq.worker.model.loading.hub import find_model_folder
 from inferq.worker.model.loading.model_store import resolve_model
 from inferq.worker.model.running.host_threads import share_cores
+from inferq.worker.pipe.engine_output import EngineOutput
 
 #: One prompt as `LLM.generate` takes it.
 PromptInput = str | Sequence[int] | Mapping[str, Any]

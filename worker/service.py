@@ -350,6 +350,7 @@ class WorkerSession:
                 await self._scripts.unregister(self._settings.worker_name)
         except (ServerLost, QueueFull, TimeoutError) as error:
             # The leases run out by themselves; others take over then.
+            self._dispatcher.end_traces("left")
             logger.warning("hand-over incomplete", left=len(self._jobs), error=_reason(error))
             return False
         return True

@@ -13,5 +13,6 @@ and of trace contexts only.
 - `metrics`   a process's books as Prometheus reads them; `histogram`, which needs nothing
 - `figures`   what is read from a server for them
 - `tracing`   whether a process makes traces; `spans`, which needs OpenTelemetry, makes them
+- `banner`    the first line of a process: the settings that were chosen
 - `logs`      structlog over the standard library
 """

@@ -31,9 +31,11 @@ END_S: Final = 2.0
 #: What tells of every batch that fails; `_Exporter` tells when that begins and ends.
 _LOUD_LOGGERS: Final = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-    "opentelemetry.sdk._shared_internal",
     "opentelemetry.sdk.trace.export",
 )
+
+#: What would tell of each span that finds the queue full; `_Exporter` tells of the first.
+_QUEUE_LOGGER: Final = "opentelemetry.sdk._shared_internal"
 
 Attribute = str | bool | int | float | Sequence[str]
 
@@ -133,8 +135,8 @@ class Tracing:
             shutdown_on_exit=False,  # it would wait for the collector, however slow
         )
         try:
-            exporter = OTLPSpanExporter(endpoint=url)
-            provider.add_span_processor(BatchSpanProcessor(_Exporter(exporter)))
+            exporter = _Exporter(OTLPSpanExporter(endpoint=url))
+            provider.add_span_processor(BatchSpanProcessor(exporter))
         except ValueError as error:
             raise InvalidRequestError(str(error), field="OTEL_*") from None
         for name in _LOUD_LOGGERS:
@@ -184,26 +186,41 @@ class _Ids(RandomIdGenerator):
 
 
 class _Exporter(SpanExporter):
-    """Exports by another one, and says once when that begins to fail, and when it works again."""
+    """Exports by another one, and says once when spans begin to be lost, and when no more are."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self._num_lost = 0
+        # Before the logger's own filter, which lets one of many through.
+        logging.getLogger(_QUEUE_LOGGER).filters.insert(0, self._take_warning)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = self._exporter.export(spans)
-        if result is SpanExportResult.SUCCESS:
-            if self._num_lost:
-                logger.info("traces are exported again", spans_lost=self._num_lost)
+        why = "the collector refuses or is away"
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong, spans are what is lost
+            result, why = SpanExportResult.FAILURE, type(error).__name__
+        if result is not SpanExportResult.SUCCESS:
+            self._lose(len(spans), why)
+        elif self._num_lost:
+            logger.info("traces are exported again", spans_lost=self._num_lost)
             self._num_lost = 0
-            return result
-        if not self._num_lost:
-            logger.warning("traces are not exported: the collector refuses or is away")
-        self._num_lost += len(spans)
         return result
 
     def shutdown(self) -> None:
+        logging.getLogger(_QUEUE_LOGGER).removeFilter(self._take_warning)
         self._exporter.shutdown()
+
+    def _lose(self, count: int, why: str) -> None:
+        if not self._num_lost:
+            logger.warning("traces are not exported", why=why)
+        self._num_lost += count
+
+    def _take_warning(self, record: logging.LogRecord) -> bool:
+        """Tell of a full queue in our words; a filter of the logger that would repeat it."""
+        if record.levelno >= logging.WARNING:
+            self._lose(1, "the collector is slower than spans are made")
+        return False
 
 
 def _remote(context: TraceContext | None) -> trace.Span:

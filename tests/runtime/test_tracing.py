@@ -168,6 +168,22 @@ def test_a_collector_that_fails_is_told_of_once_and_that_it_is_back_too(collecto
     assert lines[-1]["spans_lost"] == 3
 
 
+def test_spans_that_find_the_queue_full_are_told_of_too(
+    collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
+    with structlog.testing.capture_logs() as lines:
+        tracing = Tracing.start("s", f"{collector.url}/v1/traces")
+        for _ in range(5000):
+            tracing.span("many").end()
+        tracing.close()
+    assert lines[0]["event"] == "traces are not exported"
+    assert "slower" in lines[0]["why"]
+    assert lines[-1]["event"] == "traces are exported again"
+    assert sum(line.get("spans_lost", 0) for line in lines) + len(collector.spans) >= 5000
+
+
 FLOOD = """
 import sys
 from inferq.runtime.logs import configure_logging

@@ -18,9 +18,9 @@ from inferq.protocol.params import SamplingParams
 from inferq.protocol.scripts import QueueScripts
 from inferq.protocol.snapshots import BlockSnapshot
 from inferq.worker.engine.text.tokenizer import Tokenizer
-from inferq.worker.jobs.engine_output import EngineOutput
 from inferq.worker.jobs.generation import num_streams
 from inferq.worker.pipe.engine_client import EngineClient, EngineInfo
+from inferq.worker.pipe.engine_output import EngineOutput
 from inferq.worker.queue.script_connection import ScriptConnection
 from inferq.worker.service import WorkerSession, connect
 from inferq.worker.settings import WorkerSettings
@@ -100,8 +100,8 @@ class StandInEngine(EngineClient):
         if request_id in self._running:
             self._running[request_id].done.pop(index, None)
 
-    async def block_snapshot(self) -> bytes:
-        return self.snapshot.encode()
+    async def block_snapshot(self) -> tuple[float, bytes]:
+        return 0.0, self.snapshot.encode()
 
     async def stop(self) -> None:
         if self._task is not None:

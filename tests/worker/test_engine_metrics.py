@@ -15,8 +15,8 @@ from inferq.runtime.metrics import MetricsPage
 from inferq.worker.insight.books import WorkerBooks
 from inferq.worker.insight.metrics import WorkerMetrics
 from inferq.worker.insight.probes import WorkerProbes
-from inferq.worker.jobs.engine_output import EngineOutput
 from inferq.worker.pipe.engine_client import EngineClient
+from inferq.worker.pipe.engine_output import EngineOutput
 from inferq.worker.queue.running import RunningJobs
 
 PROMPT, OUTPUT, BLOCK_SIZE, NUM_BLOCKS = 4, 20, 4, 8

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from inferq.protocol.messages import FinishReason
-from inferq.protocol.snapshots import BlockSnapshot
-from inferq.worker.engine.blocks.block_map import BlockMap, HoldingSequence
+from inferq.protocol.snapshots import BlockSnapshot, HoldingSequence
 from inferq.worker.engine.requests.token_output import TokenOutput
 from inferq.worker.pipe.engine_process import (
     EXIT_NOT_LOADED,
@@ -73,20 +72,21 @@ def test_outputs_merge_while_the_pipe_is_busy_and_the_requests_end_comes_last() 
     assert second.request_finished
 
 
-def test_a_block_map_follows_the_outputs_with_the_ends_of_jobs_ids_only() -> None:
+def test_a_block_map_follows_the_outputs() -> None:
     pipe = SlowPipe()
     outbox = Outbox(pipe)  # type: ignore[arg-type]
-    job = "0190a1b2c3d4e5f60718293a4b5c6d7e-0:3"
-    outbox.put_blocks(BlockMap(2, 1, [2, 3, 2, 0, 1, 0, 0, 0], [HoldingSequence(job, 1, 40)]))
+    outbox.put_blocks(
+        0.25, BlockSnapshot(2, 1, [2, 3, 2, 0, 1, 0, 0, 0], [HoldingSequence("5c6d7e", 1, 40)])
+    )
     pipe.may_send.set()
     assert pipe.has_second.wait(10)
     assert [kind for kind, *_ in pipe.frames] == ["steps", "blocks"]
-    snapshot = BlockSnapshot.decode(pipe.frames[1][1])
+    assert pipe.frames[1][1] == 0.25
+    snapshot = BlockSnapshot.decode(pipe.frames[1][2])
     assert (snapshot.num_blocks, snapshot.num_host_blocks) == (2, 1)
     assert snapshot.counts() == {"free": 0, "cached": 0, "used": 0, "shared": 2, "swapped": 0}
     [sequence] = snapshot.sequences
     assert (sequence.job, sequence.index, sequence.num_tokens) == ("5c6d7e", 1, 40)
-    assert job[:26].encode() not in pipe.frames[1][1]
 
 
 PROCESS = ("-m", "inferq.worker.pipe.engine_process")

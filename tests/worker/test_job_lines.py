@@ -96,12 +96,18 @@ def test_what_costs_somebody_something_is_a_warning_and_what_is_ours_an_error(
     assert {line["job_id"] for line in lines} == {job.id}
 
 
+CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
 @pytest.mark.parametrize(
     ("prompt", "shown"),
     [
         (TextPrompt("a question" + "?" * MAX_SHOWN, True), "a question???"),
         (ChatPrompt((ChatMessage("user", "a question"),)), "user: a question"),
-        (TokenPrompt((1, 2, 3)), "[1, 2, 3]"),
+        (
+            ChatPrompt((ChatMessage("assistant", None, {"tool_calls": [CALL]}),)),
+            "assistant: ",
+        ),
     ],
 )
 def test_prompts_and_answers_are_shown_cut_short_where_that_is_asked_for(
@@ -116,3 +122,10 @@ def test_prompts_and_answers_are_shown_cut_short_where_that_is_asked_for(
     assert len(asked["prompt"]) <= MAX_SHOWN
     assert answered["texts"] == ["an answer"]
     assert {line["job_id"] for line in lines} == {job.id}
+
+
+def test_token_ids_are_shown_as_such_and_counted(job: RunningJob, lines: list[Any]) -> None:
+    JobLines(log_prompts=True).read(job, message(job, TokenPrompt(tuple(range(2 * MAX_SHOWN)))))
+    [asked] = lines
+    assert (asked["token_ids"], asked["tokens"]) == (list(range(MAX_SHOWN)), 2 * MAX_SHOWN)
+    assert asked["job_id"] == job.id

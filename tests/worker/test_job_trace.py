@@ -136,3 +136,14 @@ def test_log_lines_know_the_trace_of_a_job_also_where_there_are_no_spans(
         of_worker.begin(job, message(job, trace))
         assert of_worker.of(job) is None
         assert job.names == {"job_id": job.id, **({"trace_id": trace_id} if trace_id else {})}
+
+
+def test_a_job_that_cannot_be_read_ends_its_span_as_failed(
+    traces: JobTraces, collector: Any
+) -> None:
+    job = running(attempts=2)
+    traces.begin(job, message(job))
+    traces.fail(job, "undecodable")
+    assert traces.of(job) is None
+    [span] = collector.wait_for(bool)
+    assert span.attributes["error.type"] == "undecodable"

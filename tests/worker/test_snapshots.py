@@ -15,9 +15,9 @@ from inferq.protocol.replies import Registered
 from inferq.protocol.snapshots import BlockSnapshot
 from inferq.protocol.watching import read_snapshot
 from inferq.worker.insight import snapshots as snapshots_module
-from inferq.worker.insight.books import JobBooks
 from inferq.worker.insight.reports import Reporter, TokenRates
 from inferq.worker.insight.snapshots import Snapshots
+from inferq.worker.jobs.books import JobBooks
 from inferq.worker.pipe.engine_client import EngineInfo
 from inferq.worker.settings import WorkerSettings
 
@@ -30,11 +30,12 @@ class AskedEngine:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.seconds = 0.0
         self.stats: dict[str, int] = {"running": 2, "swap_blocks_used": 3}
 
-    async def block_snapshot(self) -> bytes:
+    async def block_snapshot(self) -> tuple[float, bytes]:
         self.asked += 1
-        return SNAPSHOT.encode()
+        return self.seconds, SNAPSHOT.encode()
 
 
 async def until(is_so: Any) -> None:
@@ -77,6 +78,23 @@ async def test_large_snapshots_come_less_often_and_live_longer(
 ) -> None:
     monkeypatch.setattr(snapshots_module, "BYTES_PER_S", len(SNAPSHOT.encode()) / 3600)
     engine, keys = AskedEngine(), QueueKeys(queue)
+    snapshots = Snapshots(valkey_client, keys, "w", engine)  # type: ignore[arg-type]
+    snapshots.watch(True)
+    running = asyncio.create_task(snapshots.run())
+    async with asyncio.timeout(60):
+        while not await valkey_client.exists(keys.blocks("w")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert await valkey_client.pttl(keys.blocks("w")) > 60_000
+    assert engine.asked == 1
+    running.cancel()
+
+
+@pytest.mark.usefixtures("quick")
+async def test_snapshots_that_hold_the_engine_up_come_less_often(
+    valkey_client: redis.asyncio.Redis, queue: str
+) -> None:
+    engine, keys = AskedEngine(), QueueKeys(queue)
+    engine.seconds = 60.0
     snapshots = Snapshots(valkey_client, keys, "w", engine)  # type: ignore[arg-type]
     snapshots.watch(True)
     running = asyncio.create_task(snapshots.run())

@@ -18,8 +18,8 @@ from inferq.protocol.messages import FinishReason
 from inferq.protocol.scripts import QueueScripts
 from inferq.runtime.health import HealthServer
 from inferq.worker import service
-from inferq.worker.jobs.engine_output import EngineOutput
 from inferq.worker.pipe.engine_client import EngineClient, EngineInfo
+from inferq.worker.pipe.engine_output import EngineOutput
 from inferq.worker.service import WorkerService
 from inferq.worker.settings import WorkerSettings
 

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from inferq.protocol.errors import ErrorInfo, InvalidRequestError
 from inferq.protocol.messages import FinishReason
-from inferq.worker.engine.blocks.block_map import BlockMap, map_blocks
+from inferq.protocol.snapshots import BlockSnapshot
+from inferq.worker.engine.blocks.block_map import map_blocks
 from inferq.worker.engine.blocks.block_pool import BlockPool
 from inferq.worker.engine.blocks.host_pool import HostPool
 from inferq.worker.engine.collector import Collector
@@ -224,7 +225,7 @@ class Engine:
             computed_sequences=self._computed_sequences,
         )
 
-    def block_map(self) -> BlockMap:
+    def block_map(self) -> BlockSnapshot:
         """Return what each KV block is and who holds it; O(blocks), between steps."""
         return map_blocks(
             self._scheduler.residency, shows_cached=self._config.enable_prefix_caching

@@ -69,7 +69,7 @@ class Facts:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `main` printed."""
+        """Read what `diagnosis` printed."""
         found: Mapping[str, Any] = json.loads(text)
         machine, model = dict(found["machine"]), found["model"]
         machine["gpus"] = tuple(

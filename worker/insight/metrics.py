@@ -10,8 +10,9 @@ from prometheus_client.core import Metric
 from inferq.protocol.keys import Lane
 from inferq.protocol.messages import FinishReason
 from inferq.runtime.metrics import Families
-from inferq.worker.insight.books import StepBooks, WorkerBooks
+from inferq.worker.insight.books import WorkerBooks
 from inferq.worker.insight.probes import WorkerProbes
+from inferq.worker.pipe.books import StepBooks
 from inferq.worker.pipe.engine_client import EngineClient
 from inferq.worker.queue.running import RunningJobs
 

@@ -14,8 +14,8 @@ import structlog
 from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.scripts import QueueScripts
 from inferq.version import __version__
-from inferq.worker.insight.books import JobBooks
 from inferq.worker.insight.snapshots import Snapshots
+from inferq.worker.jobs.books import JobBooks
 from inferq.worker.pipe.engine_client import EngineClient, EngineInfo
 from inferq.worker.settings import WorkerSettings
 

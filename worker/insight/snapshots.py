@@ -19,6 +19,8 @@ logger = structlog.get_logger("inferq.worker")
 INTERVAL_S: Final = 1.0
 #: Most bytes of snapshots written in a second; larger ones come less often.
 BYTES_PER_S: Final = 2 * 2**20
+#: Share of the engine's time that snapshots take at most; larger pools have them less often.
+ENGINE_SHARE: Final = 0.02
 #: How long a snapshot lives, in intervals.
 LIVES: Final = 5
 
@@ -49,8 +51,8 @@ class Snapshots:
         """Write until cancelled; a step that hangs has no snapshot."""
         while True:
             await self._watched.wait()
-            snapshot = await self._engine.block_snapshot()
-            pause = max(INTERVAL_S, len(snapshot) / BYTES_PER_S)
+            seconds, snapshot = await self._engine.block_snapshot()
+            pause = max(INTERVAL_S, len(snapshot) / BYTES_PER_S, seconds / ENGINE_SHARE)
             try:
                 await write_snapshot(
                     self._redis,

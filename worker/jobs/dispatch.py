@@ -24,13 +24,13 @@ from inferq.protocol.scripts import QueueScripts
 from inferq.worker.engine.requests.request import PreparedRequest
 from inferq.worker.engine.requests.request_events import RequestEvent
 from inferq.worker.engine.text.tokenizer import Tokenizer
-from inferq.worker.insight.books import JobBooks
-from inferq.worker.jobs.engine_output import EngineOutput
+from inferq.worker.jobs.books import JobBooks
 from inferq.worker.jobs.generation import Generation
 from inferq.worker.jobs.job_lines import JobLines
 from inferq.worker.jobs.job_trace import JobTraces
 from inferq.worker.jobs.preparation import Preparer
 from inferq.worker.pipe.engine_client import EngineClient
+from inferq.worker.pipe.engine_output import EngineOutput
 from inferq.worker.queue.publisher import Publisher
 from inferq.worker.queue.running import RunningJob, RunningJobs
 
@@ -236,6 +236,7 @@ class Dispatcher:
             return
         self._books.rejected += 1
         self._lines.rejected(job, error)
+        self._traces.fail(job, code)
         self._drop(job)
 
     def follow(self, events: Sequence[RequestEvent]) -> None:
@@ -298,7 +299,7 @@ class Dispatcher:
         if job in self._jobs:
             self._books.lost += 1
             self._lines.lost(job, why)
-        self._traces.leave(job, "lost")
+            self._traces.leave(job, "lost")
         self._drop(job)
 
     def published(self, job: RunningJob) -> None:
@@ -409,6 +410,7 @@ class Dispatcher:
 
     def _drop(self, job: RunningJob) -> None:
         self._leave_engine(job)
+        self._traces.leave(job, "left")
         if self._publisher is not None:
             self._publisher.forget(job)
         self._jobs.remove(job)

@@ -11,7 +11,7 @@ from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.requests.request import PreparedRequest
 from inferq.worker.engine.text.output import OutputText
 from inferq.worker.engine.text.tokenizer import Tokenizer
-from inferq.worker.jobs.engine_output import EngineOutput
+from inferq.worker.pipe.engine_output import EngineOutput
 
 
 def num_streams(params: SamplingParams) -> int:

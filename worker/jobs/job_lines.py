@@ -11,12 +11,12 @@ import structlog
 
 from inferq.protocol.errors import DecodeError
 from inferq.protocol.messages import Job
-from inferq.protocol.prompts import ChatPrompt, TextPrompt
+from inferq.protocol.prompts import ChatPrompt, TextPrompt, TokenPrompt
 from inferq.worker.queue.running import RunningJob
 
 logger = structlog.get_logger("inferq.jobs")
 
-#: Characters of a prompt, and of each text generated, that `--log-prompts` shows.
+#: Characters or ids of a prompt, and characters of each text, that `--log-prompts` shows.
 MAX_SHOWN: Final = 1000
 
 
@@ -35,13 +35,15 @@ class JobLines:
         if not self._log_prompts:
             return
         match message.prompt:
-            case TextPrompt():
-                prompt = message.prompt.text
-            case ChatPrompt():
-                prompt = "\n".join(f"{m.role}: {m.content}" for m in message.prompt.messages)
-            case _:
-                prompt = str(list(message.prompt.token_ids[:MAX_SHOWN]))
-        logger.info("prompt", **job.names, prompt=prompt[:MAX_SHOWN], characters=len(prompt))
+            case TextPrompt(text):
+                pass
+            case ChatPrompt(messages):
+                text = "\n".join(f"{each.role}: {each.content or ''}" for each in messages)
+            case TokenPrompt(ids):
+                shown = list(ids[:MAX_SHOWN])
+                logger.info("prompt", **job.names, token_ids=shown, tokens=len(ids))
+                return
+        logger.info("prompt", **job.names, prompt=text[:MAX_SHOWN], characters=len(text))
 
     def done(self, job: RunningJob, seconds: float) -> None:
         """Say that the server has a job's end."""

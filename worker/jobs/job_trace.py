@@ -89,6 +89,12 @@ class JobTrace:
             self._span.fail(terminal.error.code)
         self._span.end()
 
+    def fail(self, code: str) -> None:
+        """Record that the job could not be read."""
+        self.end_generation()
+        self._span.fail(code)
+        self._span.end()
+
     def leave(self, event: str, offset: int) -> None:
         """Record that another worker goes on with the job, from a token of it on."""
         self.end_generation()
@@ -137,6 +143,11 @@ class JobTraces:
         """Record that the server has a job's end."""
         if trace := self._traces.pop(job, None):
             trace.end(terminal)
+
+    def fail(self, job: RunningJob, code: str) -> None:
+        """Record that a job ended here as one that cannot be read."""
+        if trace := self._traces.pop(job, None):
+            trace.fail(code)
 
     def leave(self, job: RunningJob, event: str) -> None:
         """Record that the job is no longer ours; nothing if that was recorded."""

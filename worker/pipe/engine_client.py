@@ -16,8 +16,8 @@ import structlog
 from inferq.protocol.errors import InferqError, ModelError
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.requests.request_events import RequestEvent
-from inferq.worker.insight.books import StepBooks
-from inferq.worker.jobs.engine_output import EngineOutput
+from inferq.worker.pipe.books import StepBooks
+from inferq.worker.pipe.engine_output import EngineOutput
 from inferq.worker.pipe.frame_pipe import FramePipe
 from inferq.worker.pipe.frames import decode_events, decode_output
 
@@ -69,7 +69,7 @@ class EngineClient:
         self.steps = 0
         self.last_step_at = time.monotonic()
         self.stats: dict[str, int] = {}
-        self._snapshot: asyncio.Future[bytes] | None = None
+        self._snapshot: asyncio.Future[tuple[float, bytes]] | None = None
         self.step_books = StepBooks()
 
     @property
@@ -144,10 +144,11 @@ class EngineClient:
         """Have the engine drop one output of a request of which others go on."""
         self._send(["abort", [[request_id, index]]])
 
-    async def block_snapshot(self) -> bytes:
+    async def block_snapshot(self) -> tuple[float, bytes]:
         """Return what the blocks hold after the step under way, encoded for the queue.
 
-        For one caller; an engine that has died never answers.
+        Before it the seconds for which the engine stood still. For one caller; an engine that has
+        died never answers.
         """
         self._snapshot = asyncio.get_running_loop().create_future()
         self._send(["blocks"])
@@ -196,9 +197,9 @@ class EngineClient:
                 self._take_steps(steps, rows, stats)
             case ["events", rows]:
                 self.on_events(decode_events(rows))
-            case ["blocks", snapshot]:
+            case ["blocks", seconds, snapshot]:
                 if self._snapshot is not None and not self._snapshot.done():
-                    self._snapshot.set_result(snapshot)
+                    self._snapshot.set_result((seconds, snapshot))
 
     def _take_steps(self, steps: int, rows: list[list[Any]], stats: dict[str, int]) -> None:
         if steps != self.steps:

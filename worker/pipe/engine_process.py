@@ -1,4 +1,4 @@
-"""The engine's own process: runs steps, and never waits for Redis or encodes messages for it.
+"""The engine's own process: runs steps, and never waits for Redis; a thread beside it encodes.
 
 A reader thread fills the inbox, a writer thread empties the outbox (see `frames`); when the parent
 is gone, the process ends at once. An exception in a step ends it too: the state on the device is
@@ -19,15 +19,14 @@ from typing import Any, Final
 from inferq.protocol.errors import InferqError, InvalidRequestError
 from inferq.protocol.messages import FinishReason
 from inferq.protocol.params import SamplingParams
-from inferq.protocol.snapshots import BlockSnapshot, HoldingSequence, short_id
+from inferq.protocol.snapshots import BlockSnapshot
 from inferq.runtime.logs import configure_logging
-from inferq.worker.engine.blocks.block_map import BlockMap
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine, TokenOutput
 from inferq.worker.engine.requests.request_events import RequestEvent
 from inferq.worker.engine.requests.sequence import EngineRequest, ResumedOutput
-from inferq.worker.jobs.engine_output import EngineOutput
 from inferq.worker.model.running.host_threads import share_cores
+from inferq.worker.pipe.engine_output import EngineOutput
 from inferq.worker.pipe.frames import encode_events, encode_output, pack, unpack
 
 #: Exit status when the parent went away, when the model could not be loaded, and when another rank
@@ -51,7 +50,7 @@ class Outbox:
         self._stats: dict[str, int] = {}
         self._timed: list[TimedStep] = []
         self._events: list[RequestEvent] = []
-        self._block_map: BlockMap | None = None
+        self._blocks: tuple[float, BlockSnapshot] | None = None
         self._changed = False
         threading.Thread(target=self._write, name="outbox", daemon=True).start()
 
@@ -77,10 +76,10 @@ class Outbox:
             self._steps, self._stats, self._changed = steps, stats, True
             self._condition.notify()
 
-    def put_blocks(self, block_map: BlockMap) -> None:
-        """Answer what the blocks hold."""
+    def put_blocks(self, seconds: float, snapshot: BlockSnapshot) -> None:
+        """Answer what the blocks hold, which took so long to find."""
         with self._condition:
-            self._block_map, self._changed = block_map, True
+            self._blocks, self._changed = (seconds, snapshot), True
             self._condition.notify()
 
     def _write(self) -> None:
@@ -91,14 +90,15 @@ class Outbox:
                     outputs, self._outputs = self._outputs, {}
                     events, self._events = self._events, []
                     timed, self._timed = self._timed, []
-                    block_map, self._block_map = self._block_map, None
+                    blocks, self._blocks = self._blocks, None
                     steps, stats, self._changed = self._steps, self._stats, False
                 if events:  # before the outputs that they led to
                     self._connection.send_bytes(pack(["events", encode_events(events)]))
                 rows = [encode_output(output) for output in outputs.values()]
                 self._connection.send_bytes(pack(["steps", steps, rows, stats, timed]))
-                if block_map is not None:
-                    self._connection.send_bytes(pack(["blocks", snapshot_of(block_map).encode()]))
+                if blocks is not None:
+                    seconds, snapshot = blocks
+                    self._connection.send_bytes(pack(["blocks", seconds, snapshot.encode()]))
         except OSError:
             os._exit(EXIT_ORPHANED)
 
@@ -140,7 +140,9 @@ class EngineLoop:
                         self._abort(request_id, index)
                     self._report([])
                 case ["blocks"]:
-                    self._outbox.put_blocks(self._engine.block_map())
+                    began = time.perf_counter()
+                    snapshot = self._engine.block_map()
+                    self._outbox.put_blocks(time.perf_counter() - began, snapshot)
 
     def _add(
         self,
@@ -199,7 +201,6 @@ class EngineLoop:
             {
                 "running": stats.num_running,
                 "waiting": stats.num_waiting,
-                "blocks": stats.blocks_total,
                 "free": stats.blocks_free,
                 "cached": stats.blocks_cached,
                 "peak": self._peak_blocks,
@@ -249,19 +250,6 @@ def main(connection: Connection) -> int:
         return EXIT_ORPHANED
     EngineLoop(engine, connection).run()
     return 0
-
-
-def snapshot_of(block_map: BlockMap) -> BlockSnapshot:
-    """Return a block map as it goes to the queue: with the ends of jobs' ids, nothing else."""
-    return BlockSnapshot(
-        num_blocks=block_map.num_blocks,
-        num_host_blocks=block_map.num_host_blocks,
-        runs=block_map.runs,
-        sequences=[
-            HoldingSequence(short_id(each.request_id), each.index, each.num_tokens)
-            for each in block_map.sequences
-        ],
-    )
 
 
 def _failure(error: InferqError) -> list[Any]:

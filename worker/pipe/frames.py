@@ -11,7 +11,8 @@ from the engine  ["ready", {num_blocks, block_size, max_model_len, vocab_size}]
                   what some steps brought, merged by backlog; the last has each of these steps
                  ["events", [[id, output index, kind, time in s since 1970], …]]
                                                         of traced requests; see `RequestEvent`
-                 ["blocks", snapshot]                   that, as it goes to the queue
+                 ["blocks", seconds, snapshot]          that, as it goes to the queue, and how long
+                  it took to find
 row              [id, index, token ids, logprobs, cumulative logprobs, finish reason, stop reason,
                   cached tokens, error, prompt logprobs, request finished]
 """
@@ -26,7 +27,7 @@ import msgpack
 from inferq.protocol.errors import ErrorInfo
 from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.worker.engine.requests.request_events import EventKind, RequestEvent
-from inferq.worker.jobs.engine_output import EngineOutput
+from inferq.worker.pipe.engine_output import EngineOutput
 
 
 def pack(frame: list[Any]) -> bytes:

@@ -1,7 +1,7 @@
 """The queue side of a worker: claiming by free blocks, publishing, leases. Knows nothing of torch.
 
-May be imported by the worker's service and its books only; imports the protocol, redis and
-`inferq.runtime.histogram`.
+May be imported by `worker.service`, `worker.jobs` and `worker.insight`; imports the protocol, redis
+and `inferq.runtime.histogram`.
 
 - `running`    the jobs this worker holds, what each generated, and the KV tokens they reserve
 - `claimer`    pulls jobs while their pages fit, and sleeps until there is something to pull

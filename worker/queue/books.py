@@ -27,8 +27,8 @@ class PublishBooks:
     event_tokens: Histogram = field(default_factory=lambda: Histogram(EVENT_TOKENS))
     delay_s: Histogram = field(default_factory=lambda: Histogram(DELAYS_S))
 
-    def published(self, first: int, totals: Iterable[int]) -> None:
+    def published(self, first: int, events: Iterable[tuple[int, bytes]]) -> None:
         """Count events of one job by their totals of tokens, `first` before them."""
-        for total in totals:
+        for total, _ in events:
             self.event_tokens.observe(total - first)
             first = total

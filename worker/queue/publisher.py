@@ -147,7 +147,7 @@ class Publisher:
         now = time.monotonic()
         for job, item, reply, earlier in zip(batch, items, replies, since, strict=True):
             if reply.status is PublishStatus.OK:
-                self._books.published(item.first, (total for total, _ in item.events))
+                self._books.published(item.first, item.events)
                 self._books.delay_s.observe(now - earlier)
             elif reply.status is PublishStatus.STALE:
                 self._books.fenced["publish"] += 1

@@ -19,7 +19,6 @@ from playwright.sync_api import Page, expect
 from inferq.embedded import EmbeddedServer
 from inferq.protocol.keys import new_job_id
 from inferq.protocol.snapshots import BlockSnapshot, HoldingSequence
-from inferq.worker.pipe.engine_process import snapshot_of
 
 STATES = ("free", "cached", "used", "shared", "swapped")
 NO_END = {"ignore_eos": True}
@@ -66,7 +65,7 @@ class BusyEngine:
         assert all(self.counts().values()), self.counts()
 
     def snapshot(self) -> BlockSnapshot:
-        return snapshot_of(self.sim.engine.block_map())
+        return self.sim.engine.block_map()
 
     def counts(self) -> dict[str, int]:
         """How many blocks are what, by the books and the block tables."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferq.worker.engine.blocks.block_map import BlockMap, BlockState
+from inferq.protocol.snapshots import BlockSnapshot, BlockState, short_id
 
 NO_END = {"ignore_eos": True}
 PROMPT = [*range(3, 16)]
@@ -20,14 +20,14 @@ class Cell(NamedTuple):
     first: tuple[str, int, int] | None
 
 
-def cells_of(block_map: BlockMap) -> list[Cell]:
+def cells_of(block_map: BlockSnapshot) -> list[Cell]:
     cells: list[Cell] = []
     runs = block_map.runs
     for start in range(0, len(runs), 4):
         count, state, holders, place = runs[start : start + 4]
         assert count > 0
         sequence = block_map.sequences[place] if holders else None
-        first = sequence and (sequence.request_id, sequence.index, sequence.num_tokens)
+        first = sequence and (sequence.job, sequence.index, sequence.num_tokens)
         cells += [Cell(BlockState(state), holders, first)] * count
     return cells
 
@@ -54,7 +54,7 @@ def check_map(sim: Any) -> dict[BlockState, int]:
     for block, cell in enumerate(cells):
         assert cell.holders == sum(table.count(block) for table in tables)
         expected = [
-            (s.request_id, s.child_index, s.num_tokens)
+            (short_id(s.request_id), s.child_index, s.num_tokens)
             for s in served_first
             if block in s.block_table or block in offset(sim, s.host_table)
         ]
@@ -146,3 +146,13 @@ def test_the_map_agrees_with_the_books_after_any_history(
         check_map(sim)
     sim.run()
     check_map(sim)
+
+
+def test_a_map_tells_the_end_of_a_jobs_id_only(simulation: Any) -> None:
+    job = "0190a1b2c3d4e5f60718293a4b5c6d7e-0:3"
+    sim = simulation(num_blocks=12)
+    sim.add(job, PROMPT, max_tokens=4)
+    sim.step()
+    block_map = sim.engine.block_map()
+    assert [each.job for each in block_map.sequences] == ["5c6d7e"]
+    assert job[:26].encode() not in block_map.encode()

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from inferq.worker.engine.scheduling.plan import (
     StepPlan,
 )
 from inferq.worker.engine.scheduling.preemption import ForcedPreemption
-from inferq.worker.model.architecture.causal_model import StepTensors
 from inferq.worker.model.loading.loader import load_weights
 from inferq.worker.model.loading.model_loading import load_model, read_model_config
 from inferq.worker.model.running.kv_cache import KVCacheShape
@@ -159,13 +159,7 @@ class Driver:
         chunks = sorted(chunks, key=lambda chunk: chunk[1] > 1)
         plan = StepPlan([ScheduledSequence(sequence, count) for sequence, count in chunks])
         inputs = self.inputs.build(plan)
-        step = StepTensors(
-            inputs.token_ids,
-            inputs.positions,
-            inputs.batch,
-            torch.arange(plan.num_tokens),
-            inputs.adapters,
-        )
+        step = replace(inputs.tensors, rows=torch.arange(plan.num_tokens))
         logits = self.decoder.logits(self.decoder.hidden(step, self.kv_cache))
         parts = dict(zip([s for s, _ in chunks], logits.split([n for _, n in chunks]), strict=True))
         for sequence, count in chunks:

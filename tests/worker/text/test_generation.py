@@ -8,8 +8,8 @@ from inferq.protocol.messages import FinishReason, TokenLogprob
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.requests.token_output import TokenOutput
-from inferq.worker.jobs.engine_output import EngineOutput
 from inferq.worker.jobs.generation import Generation, num_streams
+from inferq.worker.pipe.engine_output import EngineOutput
 from inferq.worker.pipe.frames import decode_output, encode_output, pack, unpack
 
 

@@ -3,57 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from enum import IntEnum
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
+from inferq.protocol.snapshots import BlockSnapshot, BlockState, HoldingSequence, short_id
 from inferq.worker.engine.blocks.residency import Residency
 from inferq.worker.engine.requests.sequence import Sequence
 
 _Array = npt.NDArray[np.int64]
 
 
-class BlockState(IntEnum):
-    """What a block is, as numbers that travel."""
-
-    FREE = 0
-    #: Free, with a prefix that can be reused.
-    CACHED = 1
-    #: Held by one sequence.
-    USED = 2
-    #: Held by several.
-    SHARED = 3
-    #: A block of host memory that swapped sequences hold.
-    SWAPPED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class HoldingSequence:
-    """A sequence that holds blocks; `num_tokens` are those of its prompt and output."""
-
-    request_id: str
-    index: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class BlockMap:
-    """The blocks of the device, then those of the host, as runs of equal ones.
-
-    `runs` has four numbers for each: how many blocks, their `BlockState`, how many sequences hold
-    each of them, and the place in `sequences` of the first of these (0 where there is none).
-    """
-
-    num_blocks: int
-    num_host_blocks: int
-    runs: list[int]
-    sequences: list[HoldingSequence]
-
-
-def map_blocks(residency: Residency, *, shows_cached: bool) -> BlockMap:
+def map_blocks(residency: Residency, *, shows_cached: bool) -> BlockSnapshot:
     """Return the map, between steps; linear in blocks and block tables.
 
     Without `shows_cached`, free blocks count as free whatever they hold.
@@ -76,7 +38,7 @@ def map_blocks(residency: Residency, *, shows_cached: bool) -> BlockMap:
             np.concatenate([first, host_first]),
         ]
     )
-    return BlockMap(
+    return BlockSnapshot(
         num_blocks=pool.num_blocks,
         num_host_blocks=host.num_blocks,
         runs=_runs(cells),
@@ -85,7 +47,7 @@ def map_blocks(residency: Residency, *, shows_cached: bool) -> BlockMap:
 
 
 def _holding(sequence: Sequence) -> HoldingSequence:
-    return HoldingSequence(sequence.request_id, sequence.child_index, sequence.num_tokens)
+    return HoldingSequence(short_id(sequence.request_id), sequence.child_index, sequence.num_tokens)
 
 
 def _holders(tables: SequenceOf[SequenceOf[int]], num_blocks: int) -> tuple[_Array, _Array]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+from collections.abc import Iterator
 from typing import IO, Final
 
 _log = logging.getLogger(__name__)
@@ -37,9 +39,22 @@ def write_records() -> None:
 def relay(stream: IO[bytes], rank: int) -> None:
     """Say what a rank writes to its standard error, until that is closed."""
     with stream:
-        while line := stream.readline(_MAX_LINE):
+        for line in _lines(stream.fileno()):
             level, name, text = _read(line)
             logging.getLogger(name).log(level, "rank %d: %s", rank, text)
+
+
+def _lines(descriptor: int) -> Iterator[bytes]:
+    """Yield lines as they come, too long ones in pieces; holds no buffered reader's lock."""
+    rest = b""
+    while data := os.read(descriptor, _MAX_LINE):
+        *whole, rest = (rest + data).split(b"\n")
+        yield from whole
+        if len(rest) >= _MAX_LINE:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
 
 
 def _read(line: bytes) -> tuple[int, str, str]:

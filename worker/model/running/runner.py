@@ -22,7 +22,7 @@ from inferq.worker.engine.sampling.logits_editor import LogitsEditor, PendingEdi
 from inferq.worker.engine.sampling.logprobs import ROWS_AT_ONCE, token_logprobs
 from inferq.worker.engine.sampling.sampler import Sampler, Sampling
 from inferq.worker.engine.scheduling.plan import RunnerSpeeds, SequenceResult, StepHandle, StepPlan
-from inferq.worker.model.architecture.causal_model import CausalModel, ModelShape, StepTensors
+from inferq.worker.model.architecture.causal_model import CausalModel, ModelShape
 from inferq.worker.model.architecture.config import ModelConfig
 from inferq.worker.model.architecture.linear import check_quantization
 from inferq.worker.model.architecture.vocabulary import ModelVocabulary, tokenizer_vocab_size
@@ -222,9 +222,8 @@ class DecoderRunner:
     ) -> LaunchedStep:
         if step.unknown is not None:
             known = self._sampled[step.unknown.sources]
-            step.token_ids.index_copy_(0, step.unknown.rows, known)
-        tensors = StepTensors(step.token_ids, step.positions, step.batch, step.rows, step.adapters)
-        hidden = self._decoder.hidden(tensors, self._kv_cache)
+            step.tensors.token_ids.index_copy_(0, step.unknown.rows, known)
+        hidden = self._decoder.hidden(step.tensors, self._kv_cache)
         sampling = None
         if step.sampled:
             logits = self._decoder.logits(hidden[: len(step.sampled)])

@@ -19,6 +19,7 @@ from inferq.worker.engine.requests.sequence import Sequence
 from inferq.worker.engine.sampling.packed_copy import PackedCopy
 from inferq.worker.engine.sampling.sampler import SamplingBatch
 from inferq.worker.engine.scheduling.plan import UNKNOWN_TOKEN, StepPlan
+from inferq.worker.model.architecture.causal_model import StepTensors
 from inferq.worker.model.running.asked import Asked, StepAsks, num_alternatives, step_asks
 from inferq.worker.model.running.device_rows import NUM_COLUMNS, RowUpdates, padding_columns
 
@@ -69,15 +70,10 @@ class DecodeInputs(StepSamples):
 class StepInputs(StepSamples):
     """One step's tokens [T] on the device."""
 
-    token_ids: Tensor
+    tensors: StepTensors
+    """Its rows: the last tokens of the sequences that sample, then the asked prompt rows."""
     unknown: UnknownTokens | None
-    """Those of `token_ids` that are still to be put in."""
-    positions: Tensor
-    batch: AttentionBatch
-    rows: Tensor
-    """Indexes into T: the last tokens of the sequences that sample, then the asked prompt rows."""
-    adapters: Tensor | None
-    """int64 [T]: the number of each token's adapter, 0 for none; None if all are 0."""
+    """Those of its tokens that are still to be put in."""
 
 
 class SequenceRows:
@@ -260,12 +256,14 @@ class StepInputBuilder:
             block_size=self._block_size,
         )
         return StepInputs(
-            token_ids=copies[4],
+            tensors=StepTensors(
+                token_ids=copies[4],
+                positions=copies[5],
+                batch=batch,
+                rows=copies[6],
+                adapters=copies[9] if len(copies) > 9 else None,
+            ),
             unknown=UnknownTokens(copies[7], copies[8]) if unknown.size else None,
-            positions=copies[5],
-            batch=batch,
-            rows=copies[6],
-            adapters=copies[9] if len(copies) > 9 else None,
             sampled=[sequences[index] for index in sampled.tolist()],
             sampling=self._sampling(sampled_rows, sampled_known, asks),
             too_early=[(row, sequences[sampled[row]]) for row in too_early],
