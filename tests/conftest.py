@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import secrets
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +19,7 @@ from typing import Any
 import hypothesis
 import pytest
 import redis.asyncio
+import structlog
 
 from inferq.embedded import EmbeddedServer
 
@@ -29,6 +33,22 @@ hypothesis.settings.load_profile("inferq")
 def pytest_sessionstart() -> None:
     """Let programs that the tests start hear SIGINT, also where this one runs in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Undo what a test's `configure_logging` did to the process, for those that come after it."""
+    loggers = logging.getLogger(), logging.getLogger("inferq")
+    before = [(logger, logger.handlers, logger.level) for logger in loggers]
+    hooks = sys.excepthook, threading.excepthook
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        for logger, handlers, level in before:
+            logger.handlers = handlers
+            logger.setLevel(level)
+        logging.captureWarnings(capture=False)
+        sys.excepthook, threading.excepthook = hooks
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,9 @@ def address_of(serve: Serve) -> str:
 
 
 def complete(address: str, model: str, **headers: str) -> dict[str, Any]:
-    body = json.dumps({"model": model, "prompt": "Once", "max_tokens": 4}).encode()
+    body = json.dumps(
+        {"model": model, "prompt": "Once", "max_tokens": 4, "ignore_eos": True}
+    ).encode()
     request = urllib.request.Request(
         f"{address}/v1/completions", body, {"Content-Type": "application/json", **headers}
     )
@@ -120,7 +122,7 @@ def test_with_a_storage_it_runs_batches_too(
 ) -> None:
     storage = tmp_path_factory.mktemp("storage")
     serve = start("--served-model-name", "small", "--batch-storage", str(storage))
-    body = {"model": "small", "prompt": "Once", "max_tokens": 4}
+    body = {"model": "small", "prompt": "Once", "max_tokens": 4, "ignore_eos": True}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
     with openai.OpenAI(base_url=f"{address_of(serve)}/v1", api_key="none") as client:
         file = client.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")

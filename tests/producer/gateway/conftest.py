@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ import httpx
 import openai
 import pytest
 import redis
-import structlog
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from inferq.protocol.keys import BatchKeys
@@ -47,17 +45,6 @@ def no_batches(valkey_url: str) -> None:
     with redis.Redis.from_url(valkey_url) as client:
         for key in client.scan_iter(f"{BatchKeys.PREFIX}*"):
             client.delete(key)
-
-
-@pytest.fixture
-def keep_logging() -> Iterator[None]:
-    """Undo at the end what the test did to logging."""
-    root = logging.getLogger()
-    before = root.handlers, root.level, logging.getLogger("inferq").level
-    yield
-    root.handlers, root.level = before[:2]
-    logging.getLogger("inferq").setLevel(before[2])
-    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -196,7 +196,6 @@ async def test_every_path_but_health_and_pages_needs_a_key(
         assert answer.json() == {"object": "list", "data": []}
 
 
-@pytest.mark.usefixtures("keep_logging")
 async def test_a_key_is_never_logged(
     make_client: Callable[..., httpx.AsyncClient], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,7 +78,6 @@ def test_an_impossible_setting_is_named(arguments: tuple[str, ...], message: str
     assert "pw" not in str(raised.value)
 
 
-@pytest.mark.usefixtures("keep_logging")
 def test_a_port_in_use_is_bad_input(valkey_server: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gateway", "--port", str(valkey_server.port)]) == 2
     assert f"cannot listen on 127.0.0.1 port {valkey_server.port}" in capsys.readouterr().err

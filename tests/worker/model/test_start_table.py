@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from inferq.runtime.logs import configure_logging
 from inferq.worker.engine.config import EngineConfig
@@ -20,29 +19,16 @@ Make = Callable[..., Path]
 WEIGHT_BYTES = 4 * (3 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64) + 2 * 97 * 64)
 
 
-@pytest.fixture
-def logging_as() -> Iterator[Callable[[str], None]]:
-    """Configure logging in a form, as a worker does; undone at the end."""
-    root, inferq = logging.getLogger(), logging.getLogger("inferq")
-    before = root.handlers, root.level, inferq.level
-    yield lambda form: configure_logging("info", form)
-    root.handlers = before[0]
-    root.setLevel(before[1])
-    inferq.setLevel(before[2])
-    structlog.reset_defaults()
-
-
 def load(folder: Path, **options: Any) -> None:
     load_runner(EngineConfig(model=str(folder), device="cpu", num_kv_blocks=20, **options))
 
 
 def test_for_people_it_is_one_block_of_lines(
     make_model: Make,
-    logging_as: Callable[[str], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = make_model(tie_word_embeddings=False)
-    logging_as("pretty")
+    configure_logging("info", "pretty")
     load(folder, num_swap_blocks=10)
     lines = capsys.readouterr().err.splitlines()
     [first] = [
@@ -63,10 +49,10 @@ def test_for_people_it_is_one_block_of_lines(
 
 
 def test_as_json_it_is_one_line_of_fields(
-    make_model: Make, logging_as: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    make_model: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_model()
-    logging_as("json")
+    configure_logging("info", "json")
     load(folder, quantization="int8", dtype="bfloat16", max_model_len=64)
     lines = capsys.readouterr().err.splitlines()
     rows = [json.loads(line) for line in lines if line.startswith("{")]
