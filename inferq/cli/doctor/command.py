@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
 from inferq.cli import exit_codes
-from inferq.cli.doctor.findings import AREAS, GROUPS, Finding, Status
+from inferq.cli.doctor.findings import AREAS, DEVICES, GROUPS, Finding, Status
 from inferq.cli.flags import Commands, add_command, add_json_flag, add_server_flags
 from inferq.cli.printing import print_json
 from inferq.protocol.acl import Role
@@ -60,8 +59,7 @@ def add_commands(commands: Commands) -> None:
     )
     parser.add_argument(
         "--device",
-        choices=("auto", "cpu", "cuda"),
-        default=os.environ.get("INFERQ_DEVICE", "auto"),
+        choices=DEVICES,
         help="where the model is to run (default: $INFERQ_DEVICE, else auto)",
     )
     parser.add_argument(

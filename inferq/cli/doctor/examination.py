@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from inferq.cli.doctor import machine, queue, rights, server, variables, worker
-from inferq.cli.doctor.findings import AREAS, GROUPS, Area, Finding, Status
+from inferq.cli.doctor.findings import AREAS, DEVICES, GROUPS, Area, Finding, Status
 from inferq.producer import QueueAdmin
 from inferq.producer.partitions import to_num_partitions
 from inferq.producer.request import check_seconds
@@ -40,13 +40,26 @@ def examine(arguments: argparse.Namespace) -> list[Finding]:
     if "machine" in areas:
         findings += machine.examine(machine.System.read(), tensor_parallel_size=ranks)
     if _OF_WORKER.intersection(areas):
-        model = arguments.model or os.environ.get("INFERQ_MODEL")
         findings += [
             finding
-            for finding in worker.examine(model, arguments.device, ranks=ranks)
+            for finding in _examine_worker(arguments, ranks)
             if finding.area in areas or finding.check == worker.PROCESS
         ]
     return findings
+
+
+def _examine_worker(arguments: argparse.Namespace, ranks: int) -> list[Finding]:
+    """Look at device and model, if it is known which device is meant."""
+    device = arguments.device or os.environ.get("INFERQ_DEVICE") or "auto"
+    if device not in DEVICES:
+        return [
+            Area("device").failure(
+                worker.PROCESS,
+                f"INFERQ_DEVICE: there is no device {device!r}",
+                f"set it to one of {', '.join(DEVICES)}, or unset it",
+            )
+        ]
+    return worker.examine(arguments.model or os.environ.get("INFERQ_MODEL"), device, ranks=ranks)
 
 
 def _examine_server(

@@ -11,6 +11,8 @@ from typing import Final
 AREAS: Final = ("settings", "redis", "rights", "queue", "machine", "device", "model")
 #: Names of several areas at once.
 GROUPS: Final = MappingProxyType({"worker": ("device", "model")})
+#: Where a worker can run.
+DEVICES: Final = ("auto", "cpu", "cuda")
 
 
 class Status(StrEnum):

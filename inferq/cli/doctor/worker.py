@@ -37,7 +37,12 @@ def examine(
     program = [sys.executable, "-P", "-m", _PROGRAM, *([] if model is None else ["--model", model])]
     try:
         run = subprocess.run(
-            program, capture_output=True, text=True, timeout=timeout_s, check=False
+            program,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",  # libraries in C print what they like
+            timeout=timeout_s,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return [
@@ -47,16 +52,25 @@ def examine(
                 "does nvidia-smi answer? A hung GPU needs a reset, a slow disk time",
             )
         ]
-    if run.returncode != 0:
-        last = (run.stderr.strip().splitlines() or ["no message"])[-1]
+    facts = _facts(run.stdout) if run.returncode == 0 else None
+    if facts is None:
+        told = run.stderr.strip() or run.stdout.strip() or "no message"
         return [
             _DEVICE.failure(
                 PROCESS,
-                f"the worker's libraries do not load: {last}",
+                f"the worker's libraries do not load: {told.splitlines()[-1]}",
                 "pip install --force-reinstall 'inferq[worker]'",
             )
         ]
-    return judge(Facts.from_json(run.stdout.splitlines()[-1]), model, device, ranks=ranks)
+    return judge(facts, model, device, ranks=ranks)
+
+
+def _facts(output: str) -> Facts | None:
+    """Return what the process told in its last line; None where that tells nothing."""
+    try:
+        return Facts.from_json(output.strip().splitlines()[-1])
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 def judge(facts: Facts, model: str | None, device: str, *, ranks: int = 1) -> list[Finding]:
@@ -65,8 +79,10 @@ def judge(facts: Facts, model: str | None, device: str, *, ranks: int = 1) -> li
     `ranks` is among how many devices the model is divided.
     """
     machine = facts.machine
-    findings = [_gpu(machine, device), *map(_capability, machine.gpus), *_kernels(machine, device)]
-    findings.append(_disk(machine))
+    findings = [_gpu(machine, device)]
+    if device != "cpu":
+        findings += map(_capability, machine.gpus)
+    findings += [*_kernels(machine, device), _disk(machine)]
     if facts.model is None:
         findings.append(_MODEL.skipped("folder", "none given: --model FOLDER, or INFERQ_MODEL"))
     else:
@@ -75,6 +91,8 @@ def judge(facts: Facts, model: str | None, device: str, *, ranks: int = 1) -> li
 
 
 def _gpu(machine: MachineFacts, device: str) -> Finding:
+    if device == "cpu":
+        return _DEVICE.ok("gpu", f"none is asked for (torch {machine.torch})")
     if machine.gpus:
         shown = ", ".join(
             f"{gpu.name} ({gpu.free_bytes / _GIB:.1f} of {gpu.total_bytes / _GIB:.1f} GiB free)"

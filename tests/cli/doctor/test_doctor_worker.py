@@ -21,6 +21,7 @@ Doctor = Callable[..., tuple[int, dict[tuple[str, str], dict[str, Any]]]]
 GIB = 2**30
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 GPU = GpuFacts("NVIDIA H100", (9, 0), 80 * GIB, 79 * GIB)
+OLD_GPU = GpuFacts("T4", (7, 5), 16 * GIB, 15 * GIB)
 MACHINE = MachineFacts(
     torch="2.11",
     cuda="13.0",
@@ -103,7 +104,7 @@ def test_a_machine_without_a_gpu_is_ok() -> None:
         ({"gpus": (), "driver_problem": "too old"}, "auto", "gpu", "failure", "nvidia-smi"),
         ({"gpus": (), "cuda": None}, "cuda", "gpu", "failure", "--device cpu"),
         (
-            {"gpus": (GpuFacts("T4", (7, 5), 16 * GIB, 15 * GIB),)},
+            {"gpus": (OLD_GPU,)},
             *("auto", "compute capability", "failure", "Ampere"),
         ),
         ({"has_triton": False}, "auto", "triton", "failure", "pip install triton"),
@@ -126,6 +127,43 @@ def test_what_a_worker_lacks_is_told(
     found = by_check(worker.judge(Facts(machine, MODEL), "/model", device))[check]
     assert found.status == status
     assert advice in (found.advice or "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"gpus": (OLD_GPU,)}, {"gpus": (), "driver_problem": "too old"}, {"has_triton": False}],
+)
+def test_a_worker_on_the_cpu_needs_no_gpu(change: dict[str, Any]) -> None:
+    machine = dataclasses.replace(MACHINE, **change)
+    findings = worker.judge(Facts(machine, MODEL), "/model", "cpu")
+    assert {finding.status for finding in findings} == {Status.OK}
+
+
+@pytest.mark.parametrize(("given", "device"), [("", "auto"), ("cpu", "cpu"), (None, "auto")])
+def test_the_device_is_the_variable_s(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, given: str | None, device: str
+) -> None:
+    if given is not None:
+        monkeypatch.setenv("INFERQ_DEVICE", given)
+    asked: list[str] = []
+
+    def examine(_: str | None, device: str, *, ranks: int) -> list[Finding]:
+        asked.append(device)
+        return worker.judge(Facts(MACHINE, MODEL), "/model", device, ranks=ranks)
+
+    monkeypatch.setattr(worker, "examine", examine)
+    doctor("--only", "worker")
+    doctor("--only", "worker", "--device", "cuda")
+    assert asked == [device, "cuda"]
+
+
+def test_a_variable_that_names_no_device_is_a_finding(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERQ_DEVICE", "gpu")
+    code, findings = doctor("--only", "worker")
+    assert code == 1
+    assert "INFERQ_DEVICE: there is no device 'gpu'" in findings["device", "worker"]["message"]
 
 
 def test_a_divided_model_needs_its_share_of_each_gpu() -> None:
@@ -292,6 +330,27 @@ def test_a_process_that_hangs_or_breaks_is_a_finding(
     (found,) = worker.examine(None, "auto")
     assert found.message.endswith("OSError: libcudart.so")
     assert "pip install" in (found.advice or "")
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        (":", "no message"),
+        ("echo 'no driver' >&2", "no driver"),
+        ("printf '\\377oops\\n'", "\ufffdoops"),
+        ("echo 7", "7"),
+        ("echo '{}'", "{}"),
+    ],
+)
+def test_a_process_that_tells_no_facts_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: str, shown: str
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{lines}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    (found,) = worker.examine(None, "auto")
+    assert found.message == f"the worker's libraries do not load: {shown}"
 
 
 def test_the_command_looks_at_a_folder_in_a_process_of_its_own(
