@@ -55,8 +55,9 @@ ENV PATH=/opt/inferq/bin:$PATH \
 USER 10001:10001
 WORKDIR /home/inferq
 EXPOSE 8000
+# It finds the port by itself: tasks, and flags, have others.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=20s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ['INFERQ_GATEWAY_PORT']}/livez\", timeout=4)"]
+    CMD ["python", "-m", "inferq.healthcheck"]
 ENTRYPOINT ["inferq"]
 CMD ["gateway"]
 
@@ -88,6 +89,6 @@ WORKDIR /home/inferq
 EXPOSE 8081
 # A model may take long to load: until then only liveness counts, which loading does not fail.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ['INFERQ_HEALTH_PORT']}/livez\", timeout=4)"]
+    CMD ["python", "-m", "inferq.healthcheck"]
 ENTRYPOINT ["inferq"]
 CMD ["worker"]

@@ -52,7 +52,7 @@ print(json.dumps({
 SERVE = """
 inferq gateway & gateway=$!
 for _ in $(seq 120); do
-  if python -c "$HEALTHCHECK" 2>/dev/null; then kill $gateway; wait $gateway; exit $?; fi
+  if $HEALTHCHECK $gateway 2>/dev/null; then kill $gateway; wait $gateway; exit $?; fi
   kill -0 $gateway || exit 1
   sleep 1
 done
@@ -168,14 +168,15 @@ def _check_contents(found: dict[str, Any]) -> None:
 
 def _check_service(container: str, health_check: list[str]) -> None:
     """Start the gateway as the image's user, and ask it as the image's health check does."""
-    _expect("health check", health_check[:3], ["CMD", "python", "-c"])
+    _expect("health check", health_check, ["CMD", "python", "-m", "inferq.healthcheck"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with EmbeddedServer() as server:
         _run(
             container, "sh", "-c", SERVE,
-            INFERQ_REDIS_URL=server.url, INFERQ_GATEWAY_PORT=str(port), HEALTHCHECK=health_check[3],
+            INFERQ_REDIS_URL=server.url, INFERQ_GATEWAY_PORT=str(port),
+            HEALTHCHECK=" ".join(health_check[1:]),
         )  # fmt: skip
 
 

@@ -18,5 +18,7 @@ for queue, model in json.loads(os.environ["MODELS"]).items():
         raise SystemExit(f"{queue}: {tokens} tokens instead of 8")
 
 if url := os.environ.get("GATEWAY_URL"):
-    with urllib.request.urlopen(f"{url}/readyz", timeout=30) as answer:
+    # the gateway is in this cluster: a proxy in the environment is not for it
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"{url}/readyz", timeout=30) as answer:
         print(f"gateway: {answer.status}")

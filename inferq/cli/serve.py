@@ -12,11 +12,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final
-from urllib.error import URLError
-from urllib.request import urlopen
 
+from inferq import healthcheck
 from inferq.cli import exit_codes
 from inferq.cli.extras import load_extra
 from inferq.cli.processes import INFERQ, LOOK_S, ManagedProcess, Signals
@@ -143,7 +144,7 @@ class Serving:
 
     def _look_whether_ready(self) -> None:
         name = self._plan.worker.worker_name
-        if not _answers(f"{self._address}/health"):
+        if not self._gateway_answers():
             return
         try:
             workers = self._client.workers()
@@ -176,11 +177,22 @@ class Serving:
 Ctrl-C takes it down.
 """)
 
+    def _gateway_answers(self) -> bool:
+        try:
+            status = healthcheck.ask(self._host, self._plan.gateway.port, "/health", timeout_s=1)
+        except (OSError, HTTPException):
+            return False
+        return status == HTTPStatus.OK
+
+    @property
+    def _host(self) -> str:
+        """Where this machine reaches the gateway."""
+        return _WILDCARDS.get(self._plan.gateway.host, self._plan.gateway.host)
+
     @property
     def _address(self) -> str:
-        """The URL at which this machine reaches the gateway."""
-        host = _WILDCARDS.get(self._plan.gateway.host, self._plan.gateway.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._plan.gateway.port}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._plan.gateway.port}"
 
 
 def _import_packaged(model: str) -> None:
@@ -206,14 +218,6 @@ def _keys_file(api_key: str | None) -> Iterator[tuple[list[str], Path | None]]:
         file = Path(folder) / "keys.json"
         file.write_text(json.dumps([entry]))
         yield [f"--api-keys-file={file}"], Path(folder)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urlopen(url, timeout=1) as response:  # noqa: S310 - http and our own gateway
-            return bool(response.status == 200)
-    except (URLError, TimeoutError, ConnectionError):
-        return False
 
 
 def _quoted(text: str) -> str:

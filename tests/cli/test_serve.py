@@ -84,7 +84,9 @@ def complete(address: str, model: str, **headers: str) -> dict[str, Any]:
 def test_it_answers_whoever_has_the_key_and_a_ctrl_c_takes_all_down(
     start: Start, leftovers: Leftovers
 ) -> None:
-    serve = start("--served-model-name", "small", INFERQ_API_KEY=KEY)
+    # a proxy of the environment is not for what runs here
+    proxies = {"http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    serve = start("--served-model-name", "small", INFERQ_API_KEY=KEY, **proxies)
     address = address_of(serve)
 
     answer = complete(address, "small", Authorization=f"Bearer {KEY}")

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from inferq import healthcheck
 from inferq.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.model
@@ -71,6 +72,8 @@ def test_the_command_serves_until_sigterm_and_ends_with_0(
     started = process()
     url = url_of(started)
     assert httpx.get(f"{url}/readyz", timeout=30).status_code == 200
+    assert healthcheck.listening_addresses(started.pid) == [("127.0.0.1", httpx.URL(url).port)]
+    assert healthcheck.main([str(started.pid)]) == 0
     answer = httpx.post(f"{url}/v1/completions", json=body(max_tokens=3), timeout=60)
     assert answer.json()["usage"]["completion_tokens"] == 3
     started.send_signal(signal.SIGTERM)

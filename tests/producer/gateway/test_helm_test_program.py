@@ -31,10 +31,11 @@ def run(url: str, queue: str, **variables: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.model
-def test_it_passes_where_a_worker_answers_and_the_gateway_is_ready(
+def test_it_passes_where_a_worker_answers_and_the_gateway_is_ready_and_asks_no_proxy(
     gateway: Any, valkey_url: str, queue: str
 ) -> None:
-    done = run(valkey_url, queue, GATEWAY_URL=gateway.url)
+    proxies = {"http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    done = run(valkey_url, queue, GATEWAY_URL=gateway.url, **proxies)
     assert done.returncode == 0, done.stderr
     assert f"{queue}: {MODEL} answered" in done.stdout
     assert "gateway: 200" in done.stdout
