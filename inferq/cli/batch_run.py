@@ -18,7 +18,8 @@ from inferq.cli.batch_progress import shown_progress
 from inferq.cli.printing import print_json
 from inferq.producer.async_client import AsyncClient
 from inferq.producer.batches.answering import RETENTION_S
-from inferq.producer.batches.local import LocalBatch, LocalResult, run_local_batch
+from inferq.producer.batches.local import LocalResult, run_local_batch
+from inferq.producer.batches.local_state import LocalBatch
 from inferq.producer.batches.models import QueueClients
 from inferq.producer.batches.records import Terms
 from inferq.producer.batches.surveys import SurveyFailed
@@ -53,8 +54,6 @@ def run_batch(arguments: argparse.Namespace) -> int:
 def _batch(arguments: argparse.Namespace) -> LocalBatch:
     output = Path(arguments.output)
     errors = None if arguments.errors is None else Path(arguments.errors)
-    if errors is not None and errors.absolute() == output.absolute():
-        raise InvalidRequestError("is the output; leave it out to have all in one", field="errors")
     queue = arguments.queue or os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE
     return LocalBatch(
         input=Path(arguments.input),

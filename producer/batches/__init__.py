@@ -12,7 +12,8 @@ the gateway's pure parts (bodies to jobs, events to answers), fsspec and orjson.
 - `windows`   what is in flight, and how far a batch has come; `journals` where that is kept
 - `parts`     lines that ended, kept in parts, which are joined in the end
 - `running`   a batch's lines from first to last; `turns` batches as the tasks run them
-- `local`     a batch from file to file, without a gateway
+- `local`     a batch from file to file, without a gateway: `local_state` how far it is,
+  `local_output` the files that it makes
 - `models`    which queue serves a batch's model
 - `expiry`    what is removed when its time is over
 """

@@ -5,27 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from inferq.producer.async_client import AsyncClient
 from inferq.producer.batches.answering import AnsweringPlan, LineAnswerer
-from inferq.producer.batches.journals import Checkpoint
 from inferq.producer.batches.lines import LineChecks
+from inferq.producer.batches.local_output import check_free, check_paths, make_files
+from inferq.producer.batches.local_state import LocalBatch, LocalState, read_input
 from inferq.producer.batches.models import QueueClients, find_queue
-from inferq.producer.batches.records import Counts, Terms, new_batch_id
+from inferq.producer.batches.records import Counts, Terms
 from inferq.producer.batches.running import BatchRunner, RunPlan
-from inferq.producer.batches.storage import READ_BYTES, FileStorage, StorageError
-from inferq.producer.batches.surveys import Survey, survey
+from inferq.producer.batches.storage import FileStorage
 from inferq.producer.server import end_tasks
 from inferq.protocol.errors import InferqError, InvalidRequestError
 
@@ -38,27 +36,6 @@ LOOK_S: Final = 2.0
 PART_S: Final = 5.0
 
 _PARTS: Final = "parts"
-_VERSION: Final = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalBatch:
-    """What is to be done: lines of `input`, to `output`, and those that failed to `errors`.
-
-    Without `errors` they go to the output too. `endpoint` None takes that of the first line.
-    """
-
-    input: Path
-    output: Path
-    errors: Path | None
-    terms: Terms
-    endpoint: str | None = None
-    window: int = 256
-
-    @property
-    def folder(self) -> Path:
-        """Where it keeps what it has until the output is whole: beside it."""
-        return self.output.parent / f".{self.output.name}.batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +60,19 @@ async def run_local_batch(
     """Run a batch, or go on with it, until its files are there or `stop` is set.
 
     Clients should keep results for `RETENTION_S`. A server or worker that is away is waited for.
-    Raises `SurveyFailed` for an input that is no batch, `InvalidRequestError` (field `input` or
-    `output`) where files are not as they must be, and `ServerLost` if the server is away at first.
+    Raises `SurveyFailed` for an input that is no batch, `InvalidRequestError` (field `input`,
+    `output` or `errors`) where files are not as they must be, `StorageError` where they cannot be
+    written, and `ServerLost` if the server is away at first.
     """
+    check_paths(batch)
     with _locked(batch):
-        state = _State.load(batch)
+        state = LocalState.load(batch)
         is_new = state is None
-        if state is None:
-            _check_free(batch)
-            state = await _State.begin(batch)
-        else:
+        if state is not None:
             await state.check(batch)
+        await asyncio.to_thread(check_free, batch, state)
+        if state is None:
+            state = await LocalState.begin(batch)
         resumed = state.checkpoint.counts.ended
         on_progress(state.checkpoint.counts)
         try:
@@ -107,13 +86,14 @@ async def run_local_batch(
         counts, is_complete = await _run(batch, state, client, stop, on_progress)
         on_progress(counts)
         if is_complete:
-            await asyncio.to_thread(_join, batch, state.checkpoint)
+            await asyncio.to_thread(make_files, batch, state)
+            state.forget()
         return LocalResult(counts, is_complete, resumed)
 
 
 async def _run(
     batch: LocalBatch,
-    state: _State,
+    state: LocalState,
     client: AsyncClient,
     stop: asyncio.Event,
     on_progress: Callable[[Counts], None],
@@ -125,7 +105,7 @@ async def _run(
     plan = RunPlan(
         batch_id=state.batch_id,
         client=client,
-        source=lambda offset: _read(batch.input, offset),
+        source=lambda offset: read_input(batch.input, offset),
         checks=LineChecks(
             endpoint=found.endpoint or "",
             model=found.model,
@@ -169,115 +149,6 @@ async def _find(
     return None
 
 
-class _State:
-    """The journal of a local batch: one file, replaced as a whole."""
-
-    #: One process runs the batch at a time, by its lock: names of parts need no more.
-    token = "local"  # noqa: S105 - no secret
-
-    def __init__(self, path: Path, batch_id: str, digest: str, terms: str, found: Survey) -> None:
-        self._path = path
-        self.batch_id = batch_id
-        self.digest = digest
-        self.terms = terms
-        self.survey = found
-        self.checkpoint = Checkpoint(counts=Counts(total=found.total))
-
-    @classmethod
-    async def begin(cls, batch: LocalBatch) -> _State:
-        """Survey the input and keep what was found."""
-        hasher = hashlib.sha256()
-
-        async def chunks() -> AsyncIterator[bytes]:
-            async for chunk in _read(batch.input, 0):
-                hasher.update(chunk)
-                yield chunk
-
-        found = await survey(chunks(), endpoint=batch.endpoint, terms=batch.terms)
-        state = cls(
-            batch.folder / "state.json",
-            new_batch_id(),
-            hasher.hexdigest(),
-            batch.terms.encode(),
-            found,
-        )
-        await asyncio.to_thread(state._write)
-        return state
-
-    @classmethod
-    def load(cls, batch: LocalBatch) -> _State | None:
-        """Return what an earlier run left; raise `InvalidRequestError` if it cannot be read."""
-        path = batch.folder / "state.json"
-        try:
-            wire: dict[str, Any] = json.loads(path.read_bytes())
-            if wire["version"] != _VERSION:
-                raise ValueError(f"version {wire['version']}")
-            found = Survey(**{**wire["survey"], "repeated": frozenset(wire["survey"]["repeated"])})
-            state = cls(path, wire["batch_id"], wire["digest"], wire["terms"], found)
-            state.checkpoint = Checkpoint.decode(wire["checkpoint"], wire["parts"], wire["reached"])
-        except FileNotFoundError:
-            return None
-        except (ValueError, LookupError, TypeError) as error:
-            raise InvalidRequestError(
-                f"{batch.folder} cannot be read ({error}); remove it to begin anew", field="output"
-            ) from None
-        return state
-
-    async def check(self, batch: LocalBatch) -> None:
-        """Raise `InvalidRequestError` if this is not what the earlier run was about."""
-        hasher = hashlib.sha256()
-        async for chunk in _read(batch.input, 0):
-            hasher.update(chunk)
-        problem = ""
-        if hasher.hexdigest() != self.digest:
-            problem = f"{batch.input} has changed since {batch.output} was begun"
-        elif batch.terms.encode() != self.terms:
-            problem = f"{batch.output} was begun with another queue or model"
-        if problem:
-            raise InvalidRequestError(
-                f"{problem}; remove {batch.folder} to begin anew", field="input"
-            )
-
-    async def save(self, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint; raise `StorageError`."""
-        before, self.checkpoint = self.checkpoint, checkpoint
-        try:
-            await asyncio.to_thread(self._write)
-        except OSError as error:
-            self.checkpoint = before
-            raise StorageError(f"{self._path}: {error}") from error
-
-    def forget(self) -> None:
-        """Remove what was kept, so that the next run begins anew."""
-        self._path.unlink()
-
-    def _write(self) -> None:
-        found = self.survey
-        wire = {
-            "version": _VERSION,
-            "batch_id": self.batch_id,
-            "digest": self.digest,
-            "terms": self.terms,
-            "survey": {**asdict(found), "repeated": sorted(found.repeated)},
-            "checkpoint": self.checkpoint.encode(),
-            "reached": self.checkpoint.reached,
-            "parts": [part.encode() for part in self.checkpoint.parts],
-        }
-        with _replacing(self._path) as file:
-            file.write(json.dumps(wire).encode())
-
-
-async def _read(path: Path, offset: int) -> AsyncIterator[bytes]:
-    """Yield a local file's bytes from an offset on; raise `InvalidRequestError`."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            while data := await asyncio.to_thread(file.read, READ_BYTES):
-                yield data
-    except OSError as error:
-        raise InvalidRequestError(f"{path}: {error.strerror}", field="input") from None
-
-
 @contextmanager
 def _locked(batch: LocalBatch) -> Iterator[None]:
     """Keep other runs for the same output away; leave no empty folder behind."""
@@ -297,47 +168,14 @@ def _locked(batch: LocalBatch) -> Iterator[None]:
         try:
             yield
         finally:
-            if not (folder / "state.json").exists():
-                shutil.rmtree(folder, ignore_errors=True)
+            if not batch.state_path.exists():
+                _remove(folder)
     finally:
         os.close(lock)
 
 
-def _check_free(batch: LocalBatch) -> None:
-    """Raise `InvalidRequestError` if there are files already: nothing is overwritten."""
-    for path in (batch.output, batch.errors):
-        if path is not None and path.exists():
-            raise InvalidRequestError(f"{path} exists", field="output")
-
-
-def _join(batch: LocalBatch, checkpoint: Checkpoint) -> None:
-    """Write the output, then the errors, each as a whole, and remove what they were made from."""
-    errors = [part.errors for part in checkpoint.parts if part.errors is not None]
-    names = [part.output for part in checkpoint.parts if part.output is not None]
+def _remove(folder: Path) -> None:
     try:
-        if batch.errors is None:
-            _concatenate(batch.folder, names + errors, batch.output)
-        else:
-            _concatenate(batch.folder, errors, batch.errors)
-            _concatenate(batch.folder, names, batch.output)
-    except OSError as error:
-        raise StorageError(f"{batch.output}: {error}") from error
-    shutil.rmtree(batch.folder)
-
-
-def _concatenate(folder: Path, names: list[str], target: Path) -> None:
-    with _replacing(target) as file:
-        for name in names:
-            with (folder / name).open("rb") as part:
-                shutil.copyfileobj(part, file)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Any]:
-    """Write a file that takes the place of `path` once it is whole."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+        shutil.rmtree(folder)
+    except OSError as error:  # nobody needs it: it is in the way of no later run
+        logger.warning("folder not removed", folder=str(folder), error=str(error))

@@ -191,6 +191,8 @@ def test_what_cannot_be_a_batch_is_refused_by_name(
     assert f"{files[0]}, line 4: The file has more than 3 lines." in refused(*files)
     write(files[0], [chat("a")])
     assert "errors: is the output" in refused(*files, "--errors", files[1])
+    around = tmp_path / ".." / tmp_path.name / files[1].name
+    assert "errors: is the output" in refused(*files, "--errors", around)
     assert "window" in refused(*files, "--window", "0")
     assert "No such file" in refused(files[0], tmp_path / "nowhere" / "out.jsonl")
     files[1].write_bytes(b"dear\n")
