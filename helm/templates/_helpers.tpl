@@ -24,21 +24,24 @@ app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{/* Labels of an object. Takes root, component. */}}
+{{/* Labels of an object. Takes root, component and, of values, labels. */}}
 {{- define "inferq.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{ include "inferq.selectorLabels" . }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- include "inferq.givenLabels" . }}
 {{- end -}}
 
-{{/* Labels of a component's pods: none that changes with the chart. Takes root, component. */}}
+{{/* Labels of a component's pods: none that changes with the chart. Takes root, component, labels. */}}
 {{- define "inferq.podLabels" -}}
 {{ include "inferq.selectorLabels" . }}
-{{- with .root.Values.commonLabels }}
+{{- include "inferq.givenLabels" . }}
+{{- end -}}
+
+{{/* Labels of values, each once: those of an object win over those of all. Takes root, labels. */}}
+{{- define "inferq.givenLabels" -}}
+{{- with merge (dict) (default dict .labels) (default dict .root.Values.commonLabels) }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}

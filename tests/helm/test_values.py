@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -156,6 +157,55 @@ def test_a_misspelt_name_is_refused_at_every_level(schema, defaults) -> None:
 )
 def test_a_value_that_cannot_be_is_refused_by_the_schema(schema, defaults, path, value) -> None:
     assert not jsonschema.Draft7Validator(schema).is_valid(put(defaults, path, value))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("commonLabels",),
+        *((part, "podLabels") for part in ("worker", "gateway", "tasks", "valkey")),
+        *(("metrics", part, "labels") for part in ("podMonitor", "alerts", "dashboard")),
+    ],
+)
+def test_the_labels_that_the_chart_gives_are_not_for_values(schema, defaults, helm4, path) -> None:
+    validator = jsonschema.Draft7Validator(schema)
+    # `ours` are all that the chart gives; a selector may ask for any of them
+    manifests = helm4.values(POOL).manifests
+    ours = {
+        name for each in manifests for name in each["metadata"].get("labels", {}) | _selector(each)
+    }
+    assert {"app.kubernetes.io/component", "inferq-pool", "inferq-partition"} <= ours
+    for name in ours:
+        assert not validator.is_valid(put(defaults, path, {name: "x"})), name
+    assert validator.is_valid(put(defaults, path, {"app.kubernetes.io/part-of": "x"}))
+    assert validator.is_valid(put(defaults, ("worker", "nodeSelector"), dict.fromkeys(ours, "x")))
+
+
+def _selector(manifest: dict[str, Any]) -> dict[str, str]:
+    selector = manifest.get("spec", {}).get("selector", {})
+    found: dict[str, str] = selector.get("matchLabels", {})
+    return found
+
+
+def test_a_label_that_is_given_twice_is_there_once(helm4) -> None:
+    parts = ("worker", "gateway", "tasks", "valkey")
+    monitors = ("podMonitor", "alerts", "dashboard")
+    values = {
+        **POOL,
+        "commonLabels": {"team": "all", "site": "here"},
+        "tasks.enabled": True,
+        **{f"{part}.podLabels": {"team": part} for part in parts},
+        **{f"metrics.{part}": {"enabled": True, "labels": {"team": part}} for part in monitors},
+    }
+    rendering = helm4.values(values)
+    for document in rendering.text.split("\n---\n"):
+        keys = re.findall(r"^( +)(team|site): ", document, flags=re.MULTILINE)
+        assert len(keys) == len(set(keys)), document
+    for pod in rendering.of_kind("Deployment", "StatefulSet"):
+        component = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        labels = pod["spec"]["template"]["metadata"]["labels"]
+        assert (labels["team"], labels["site"]) == (component, "here")
+        assert labels.items() >= pod["spec"]["selector"]["matchLabels"].items()
 
 
 def test_both_helms_ask_the_schema(helm) -> None:
