@@ -26,6 +26,8 @@ from inferq.protocol.errors import (
 
 logger = structlog.get_logger("inferq.gateway")
 
+#: Status, which nobody reads, where the client went away before there was an answer.
+CLIENT_GONE: Final = 499
 INVALID_REQUEST: Final = "invalid_request_error"
 PERMISSION: Final = "permission_error"
 RATE_LIMIT: Final = "rate_limit_error"

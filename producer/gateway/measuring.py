@@ -8,12 +8,11 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from inferq.producer.gateway.errors import CLIENT_GONE
+from inferq.producer.gateway.methods import METHODS
 from inferq.producer.gateway.metrics import HttpBooks
 from inferq.producer.gateway.route_names import RouteNames
 
-METHODS: Final = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
-#: What stands for an answer that the client did not wait for.
-CLIENT_GONE: Final = 499
 #: Paths whose time to the first byte is told.
 _TIMED: Final = "/v1/"
 _STREAM: Final = b"text/event-stream"

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from inferq.producer.gateway.methods import METHODS
 from inferq.producer.gateway.middleware import is_quiet
 from inferq.protocol.trace_context import TraceContext
 from inferq.runtime.tracing import Kind
@@ -18,7 +19,6 @@ from inferq.runtime.tracing import Kind
 if TYPE_CHECKING:
     from inferq.runtime.spans import Span, Tracing
 
-_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 #: Where routes find the span of their request, if there is one.
 _STATE: Final = "span"
 
@@ -39,7 +39,7 @@ class TraceLayer:
         if scope["type"] != "http" or is_quiet(scope["path"]):
             await self._app(scope, receive, send)
             return
-        method = scope["method"] if scope["method"] in _METHODS else "_OTHER"
+        method = scope["method"] if scope["method"] in METHODS else "_OTHER"
         span = self._tracing.span(
             method,
             Kind.SERVER,

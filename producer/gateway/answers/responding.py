@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, Final
+from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -26,16 +26,13 @@ from inferq.producer.gateway.answers.following import follow, merge
 from inferq.producer.gateway.answers.note import MAX_LISTED_JOBS
 from inferq.producer.gateway.answers.sse import EventStream, until_disconnected
 from inferq.producer.gateway.directory import Served
-from inferq.producer.gateway.errors import HttpError
+from inferq.producer.gateway.errors import CLIENT_GONE, HttpError
 from inferq.producer.gateway.gateway import Gateway
 from inferq.producer.gateway.requests.delivery import Delivery
 from inferq.producer.gateway.requests.schemas import GenerationBody
 from inferq.producer.gateway.requests.submission import Asked, Submitted, submit
 from inferq.producer.gateway.tracing import name_jobs, submission
 from inferq.protocol.errors import ErrorCode, InvalidRequestError, JobFailed
-
-#: What nobody reads: the client is gone.
-CLIENT_GONE: Final = 499
 
 
 def find_model(request: Request, model: str | None) -> Served:
@@ -70,7 +67,7 @@ async def respond(request: Request, body: GenerationBody, served: Served, asked:
         except Exception as error:
             admission.used_tokens = 0
             raise gateway.to_http_error(error, served.queue) from error
-        name_jobs(request, jobs.ids)
+        name_jobs(request, jobs.listed_ids)
         if body.stream:
             return stream_response(
                 gateway,

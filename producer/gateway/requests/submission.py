@@ -88,10 +88,14 @@ class Submitted:
         return self.notes[0]
 
     @property
+    def listed_ids(self) -> tuple[str, ...]:
+        """What headers, log lines and spans list: all ids, or the first of very many."""
+        return self.ids if len(self.ids) <= MAX_LISTED_JOBS else self.ids[:1]
+
+    @property
     def headers(self) -> dict[str, str]:
-        """The header that names the jobs: all of them, or the first of very many."""
-        shown = self.ids if len(self.ids) <= MAX_LISTED_JOBS else self.ids[:1]
-        return {JOB_ID_HEADER: ",".join(shown)}
+        """The header that names the jobs."""
+        return {JOB_ID_HEADER: ",".join(self.listed_ids)}
 
     def choices(self) -> list[JobChoices]:
         """Return the choices of each job, at their beginning."""

@@ -9,6 +9,7 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 
 from inferq.producer.gateway.errors import HttpError
+from inferq.producer.gateway.methods import METHODS
 
 _TEXT_ONLY: Final = "the workers serve models that generate text"
 _CHAT_INSTEAD: Final = "use /v1/chat/completions"
@@ -30,7 +31,6 @@ REFUSED: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "vector_stores": ("Vector stores", _TEXT_ONLY),
     }
 )
-_METHODS: Final = ("GET", "POST", "DELETE")
 
 router = APIRouter(include_in_schema=False)
 
@@ -43,4 +43,4 @@ async def refuse(request: Request) -> Response:
 
 for _kind in REFUSED:
     for _path in (f"/v1/{_kind}", f"/v1/{_kind}/{{rest:path}}"):
-        router.add_api_route(_path, refuse, methods=list(_METHODS))
+        router.add_api_route(_path, refuse, methods=sorted(METHODS))

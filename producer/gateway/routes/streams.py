@@ -39,7 +39,7 @@ async def resume(request: Request, stream_id: str, last_event_id: str | None = N
     """
     gateway: Gateway = request.app.state.gateway
     jobs = await _find(gateway, request.state.access, stream_id)
-    name_jobs(request, jobs.ids)
+    name_jobs(request, jobs.listed_ids)
     event_id = request.headers.get(_LAST_EVENT_ID, last_event_id)
     seen = None if event_id is None else _places(event_id, jobs)
     async with AsyncExitStack() as stack:
@@ -51,7 +51,7 @@ async def resume(request: Request, stream_id: str, last_event_id: str | None = N
 async def cancel(request: Request, stream_id: str) -> dict[str, Any]:
     """Ask for the end of the response's jobs; those that are over stay as they are."""
     jobs = await _find(request.app.state.gateway, request.state.access, stream_id)
-    name_jobs(request, jobs.ids)
+    name_jobs(request, jobs.listed_ids)
     outcomes = await asyncio.gather(*(jobs.client.cancel(job_id) for job_id in jobs.ids))
     return {
         "id": stream_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from inferq.producer.gateway.admission.access import ANYONE, Access, KeyLimits
 from inferq.producer.gateway.admission.keys import KeyRing
 from inferq.producer.gateway.app import create_app
 from inferq.producer.gateway.errors import HttpError
+from inferq.producer.gateway.middleware import PUBLIC_PATHS, PUBLIC_PREFIX
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import Lane
@@ -194,6 +196,14 @@ async def test_every_path_but_health_and_pages_needs_a_key(
             assert (await client.get(path)).status_code == 200, path
         answer = await client.get("/v1/models", headers=bearer("sk-the-secret"))
         assert answer.json() == {"object": "list", "data": []}
+
+
+def test_the_page_names_every_path_that_needs_no_key() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "gateway.md").read_text()
+    before, found, _ = text.partition(" need no key")
+    assert found
+    named = set(re.findall(r"`(/[^`]*)`", before.rpartition(". ")[2]))
+    assert named == {*PUBLIC_PATHS, f"{PUBLIC_PREFIX}…"}
 
 
 async def test_a_key_is_never_logged(

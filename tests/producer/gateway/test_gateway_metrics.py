@@ -67,6 +67,8 @@ def test_requests_are_told_by_route_method_and_status(
     sent.append(http.post("/v1/audio/speech"))
     sent.append(http.get("/v1/nothing"))
     sent.append(http.request("PROPFIND", "/somewhere"))
+    sent.append(http.put("/v1/models"))
+    sent.append(http.patch("/v1/vector_stores/a"))
     found = scrape(gateway.url)
     expected = {
         (COMPLETIONS, "POST", "200"): 3,
@@ -77,6 +79,8 @@ def test_requests_are_told_by_route_method_and_status(
         ("unsupported", "POST", "404"): 1,
         ("unknown", "GET", "404"): 1,
         ("unknown", "other", "404"): 1,
+        ("/v1/models", "PUT", "405"): 1,
+        ("unsupported", "PATCH", "404"): 1,
     }
     told = {
         (found_labels["route"], found_labels["method"], found_labels["status"]): count

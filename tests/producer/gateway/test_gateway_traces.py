@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from inferq import AsyncClient, Client, SamplingParams
 from inferq.protocol.trace_context import TraceContext
+from inferq.runtime.logs import configure_logging
 from inferq.runtime.spans import Tracing
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -182,6 +183,34 @@ def test_a_malformed_context_of_the_caller_begins_a_trace_of_its_own(
     spans = collector.wait_for(lambda spans: len(spans) == 7)
     assert len({span.trace_id for span in spans}) == 1
     assert [span.parent_id for span in spans if span.kind == SERVER] == [""]
+
+
+@pytest.mark.parametrize(("number", "named"), [(64, 64), (65, 1)])
+def test_very_many_jobs_are_named_by_the_first(
+    traced: Any, collector: Any, capfd: pytest.CaptureFixture[str], number: int, named: int
+) -> None:
+    configure_logging("info", "json")
+    asked = {"model": "stand-in", "prompt": ["x"] * number, "max_tokens": 1}
+    answer = httpx.post(f"{traced.url}/v1/completions", json=asked, timeout=60)
+    listed = answer.headers["X-Inferq-Job-Id"]
+    assert len(listed.split(",")) == named
+    spans = collector.wait_for(lambda spans: "POST /v1/completions" in names(spans))
+    [span] = [span for span in spans if span.name == "POST /v1/completions"]
+    assert span.attributes["inferq.job_ids"] == listed.split(",")
+    rows = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    [row] = [row for row in rows if row["event"] == "request"]
+    assert row["job_id"] == listed
+
+
+@pytest.mark.parametrize(
+    ("method", "told"), [("GET", "GET"), ("PUT", "PUT"), ("PROPFIND", "_OTHER")]
+)
+def test_a_method_that_http_does_not_have_is_not_told(
+    traced: Any, collector: Any, method: str, told: str
+) -> None:
+    httpx.request(method, f"{traced.url}/v1/nothing")
+    [span] = collector.wait_for(bool)
+    assert (span.name, span.attributes["http.request.method"]) == (told, told)
 
 
 def test_a_refused_request_has_a_span_with_its_status_and_none_of_a_job(

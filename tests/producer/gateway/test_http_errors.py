@@ -171,6 +171,7 @@ async def test_unknown_paths_and_methods_are_errors_of_openais_shape(
         ("GET", "/v1/fine_tuning/jobs", "Fine-tuning"),
         ("POST", "/v1/responses", "use /v1/chat/completions"),
         ("DELETE", "/v1/assistants/a", "Assistants"),
+        ("PATCH", "/v1/vector_stores/a", "Vector stores"),
     ],
 )
 async def test_what_is_not_supported_says_so(
