@@ -197,6 +197,11 @@ class TaskKeys:
         """String: there while a duty has been done for this interval."""
         return f"{self.PREFIX}interval:{self.queue}:{duty}"
 
+    @classmethod
+    def shared_interval(cls, duty: str) -> str:
+        """Return the same for a duty that is for all queues at once."""
+        return f"{cls.PREFIX}interval::{duty}"
+
 
 @dataclass(frozen=True, slots=True)
 class BatchKeys:
@@ -234,6 +239,11 @@ class BatchKeys:
         `queue` is the first of the gateway's that made them.
         """
         return f"{self.PREFIX}due:{QueueKeys(queue).queue}"
+
+    @property
+    def server(self) -> str:
+        """String: the server's identity, which the storage of its files has too."""
+        return f"{self.PREFIX}server"
 
     @property
     def expiring(self) -> str:

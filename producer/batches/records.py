@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, Self
 
+from inferq.protocol.errors import DecodeError
 from inferq.protocol.keys import Lane
 from inferq.protocol.wire import text
 
@@ -89,19 +91,20 @@ class FileRecord:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def from_hash(cls, fields: Hash) -> Self | None:
-        """Rebuild it; None for a hash that is not there."""
-        if b"id" not in fields:
+    def from_hash(cls, row: Hash) -> Self | None:
+        """Rebuild it; None for a hash that is not there. Raises `DecodeError`."""
+        if b"id" not in row:
             return None
-        return cls(
-            id=text(fields[b"id"]),
-            bytes=int(fields[b"bytes"]),
-            created_at=int(fields[b"created_at"]),
-            filename=text(fields[b"filename"]),
-            purpose=text(fields[b"purpose"]),
-            owner=_text(fields, b"owner"),
-            expires_at=_number(fields, b"expires_at"),
-        )
+        with _decoding(row):
+            return cls(
+                id=text(row[b"id"]),
+                bytes=int(row[b"bytes"]),
+                created_at=int(row[b"created_at"]),
+                filename=text(row[b"filename"]),
+                purpose=text(row[b"purpose"]),
+                owner=_text(row, b"owner"),
+                expires_at=_number(row, b"expires_at"),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +162,17 @@ class Terms:
 
     @classmethod
     def decode(cls, payload: bytes | str) -> Self:
-        """Rebuild the terms."""
-        wire = json.loads(payload)
-        allowed = wire["allowed_models"]
+        """Rebuild the terms; raise `ValueError`, `LookupError` or `TypeError` for what are none."""
+        wire = _known(cls, json.loads(payload))
+        allowed, queues = wire.get("allowed_models"), tuple(wire["queues"])
+        if not queues:
+            raise ValueError("the terms name no queue")
         return cls(
             **{
                 **wire,
-                "queues": tuple(wire["queues"]),
+                "queues": queues,
                 "allowed_models": None if allowed is None else tuple(allowed),
-                "lane": Lane(wire["lane"]),
+                "lane": Lane(wire.get("lane", Lane.LOW)),
             }
         )
 
@@ -220,29 +225,31 @@ class BatchRecord:
         return {name: value for name, value in fields.items() if value is not None}
 
     @classmethod
-    def from_hash(cls, fields: Hash) -> Self | None:
-        """Rebuild it; None for a hash that is not there."""
-        if b"id" not in fields:
+    def from_hash(cls, row: Hash) -> Self | None:
+        """Rebuild it; None for a hash that is not there. Raises `DecodeError`."""
+        if b"id" not in row:
             return None
-        metadata = fields.get(b"metadata")
-        times = {name: _number(fields, name.encode()) for name in _TIMES}
-        texts = {name: _text(fields, name.encode()) for name in _TEXTS}
-        return cls(
-            id=text(fields[b"id"]),
-            endpoint=text(fields[b"endpoint"]),
-            input_file_id=text(fields[b"input_file_id"]),
-            created_at=int(fields[b"created_at"]),
-            expires_at=int(fields[b"expires_at"]),
-            terms=Terms.decode(fields[b"terms"]),
-            completion_window=text(fields[b"completion_window"]),
-            metadata=None if metadata is None else json.loads(metadata),
-            output_expires_after_s=_number(fields, b"output_expires_after_s"),
-            status=Status(text(fields[b"status"])),
-            counts=decode_counts(fields.get(b"counts")),
-            errors=tuple(FileFault(**fault) for fault in json.loads(fields.get(b"errors", b"[]"))),
-            **times,
-            **texts,
-        )
+        with _decoding(row):
+            metadata = row.get(b"metadata")
+            times = {name: _number(row, name.encode()) for name in _TIMES}
+            texts = {name: _text(row, name.encode()) for name in _TEXTS}
+            faults = json.loads(row.get(b"errors", b"[]"))
+            return cls(
+                id=text(row[b"id"]),
+                endpoint=text(row[b"endpoint"]),
+                input_file_id=text(row[b"input_file_id"]),
+                created_at=int(row[b"created_at"]),
+                expires_at=int(row[b"expires_at"]),
+                terms=Terms.decode(row[b"terms"]),
+                completion_window=text(row[b"completion_window"]),
+                metadata=None if metadata is None else json.loads(metadata),
+                output_expires_after_s=_number(row, b"output_expires_after_s"),
+                status=Status(text(row[b"status"])),
+                counts=decode_counts(row.get(b"counts")),
+                errors=tuple(FileFault(**_known(FileFault, fault)) for fault in faults),
+                **times,
+                **texts,
+            )
 
 
 _TIMES: Final = (
@@ -264,7 +271,7 @@ def encode_counts(counts: Counts) -> str:
 
 def decode_counts(payload: bytes | str | None) -> Counts:
     """Rebuild counts; zeros where there are none yet."""
-    return Counts() if payload is None else Counts(**json.loads(payload))
+    return Counts() if payload is None else Counts(**_known(Counts, json.loads(payload)))
 
 
 def encode_faults(faults: Sequence[FileFault]) -> str:
@@ -272,11 +279,29 @@ def encode_faults(faults: Sequence[FileFault]) -> str:
     return json.dumps([asdict(fault) for fault in faults[:MAX_FAULTS]])
 
 
-def _text(fields: Hash, name: bytes) -> Any:
-    value = fields.get(name)
+def _known(kind: type[Any], wire: Any) -> dict[str, Any]:
+    """Return what a dataclass has fields for: a newer version may have written more."""
+    if not isinstance(wire, Mapping):
+        raise TypeError(f"{kind.__name__} is not a map")
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in wire.items() if name in names}
+
+
+@contextmanager
+def _decoding(row: Hash) -> Iterator[None]:
+    """Say of which record it is that something in it is not as it must be."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError) as error:
+        name = row[b"id"][:80].decode(errors="replace")
+        raise DecodeError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _text(row: Hash, name: bytes) -> Any:
+    value = row.get(name)
     return None if value is None else value.decode()
 
 
-def _number(fields: Hash, name: bytes) -> Any:
-    value = fields.get(name)
+def _number(row: Hash, name: bytes) -> Any:
+    value = row.get(name)
     return None if value is None else int(value)

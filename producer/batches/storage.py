@@ -179,6 +179,20 @@ class FileStorage:
 
         return await self._call(read)
 
+    async def folder_changed_at(self, name: str) -> float | None:
+        """Return when a folder's newest file was written, in seconds since 1970; None without."""
+        path = self._path(name)
+
+        def read(files: Any) -> float | None:
+            rows = files.ls(path, detail=True) if files.exists(path) else []
+            found = (StoredName.from_row(row).changed_at for row in rows)
+            return max((each for each in found if each is not None), default=None)
+
+        try:
+            return await self._call(read)
+        except StoredFileGone:
+            return None
+
     async def call(self, operation: Callable[[], T]) -> T:
         """Perform a blocking operation in a thread; errors are `StorageError`s."""
         return await self._call(lambda _: operation())

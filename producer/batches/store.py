@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar
 
+import structlog
 from redis.asyncio import Redis
 
 from inferq.producer.async_client import AsyncClient
@@ -18,17 +20,19 @@ from inferq.producer.batches.records import (
     Status,
     encode_counts,
     encode_faults,
-    is_batch_id,
 )
-from inferq.protocol.errors import InferqError, InvalidRequestError
+from inferq.protocol.errors import DecodeError, InferqError, InvalidRequestError
 from inferq.protocol.keys import BatchKeys
 from inferq.protocol.script_call import call_script, read_script
 from inferq.protocol.wire import number, text
 
+logger = structlog.get_logger("inferq.batches")
+
 _SCRIPTS: Final = "inferq.producer.batches.lua"
 #: Records read at once while looking for those of one purpose.
 _READ_AT_ONCE: Final = 100
-
+#: Milliseconds until a batch is taken again whose record could not be read: maybe by a newer us.
+_UNREADABLE_AGAIN_MS: Final = 60_000
 
 Order = Literal["asc", "desc"]
 R = TypeVar("R", FileRecord, BatchRecord)
@@ -73,7 +77,9 @@ class Resumption:
 class BatchStore:
     """The records of files and batches; `client` is one of any queue on their server.
 
-    Every method raises `ServerLost` when the server cannot be reached or refuses us.
+    Every method raises `ServerLost` when the server cannot be reached or refuses us. A record that
+    cannot be read is a `DecodeError` for who asks for it, and left out, loudly, where there are
+    others beside it.
     """
 
     def __init__(self, client: AsyncClient) -> None:
@@ -120,14 +126,10 @@ class BatchStore:
 
         Raises `InvalidRequestError` while a batch that has not ended reads it.
         """
-        record = await self.file(file_id)
-        if record is None:
-            return False
         keys = self._keys
+        owner = await self._owner(keys.file(file_id))
         reply = await self._call(
-            "delete_file",
-            (keys.file(file_id), keys.files(record.owner), keys.expiring),
-            file_id,
+            "delete_file", (keys.file(file_id), keys.files(owner), keys.expiring), file_id
         )
         if reply < 0:
             raise InvalidRequestError(
@@ -188,13 +190,25 @@ class BatchStore:
         return await self.batch(batch_id) if before else None
 
     async def take(self, queue: str, *, most: int, lease_ms: int) -> list[TakenBatch]:
-        """Take batches of a queue that nobody runs; those not written within the lease are due."""
-        rows = await self._call("take", (self._keys.due(queue),), BatchKeys.BATCHES, most, lease_ms)
-        taken = []
-        for batch_id, token in rows:
-            record = await self.batch(batch_id.decode())
-            if record is not None:
+        """Take batches of a queue that nobody runs; those not written within the lease are due.
+
+        One whose record cannot be read is let be for a minute.
+        """
+        due = self._keys.due(queue)
+        rows = await self._call("take", (due,), BatchKeys.BATCHES, most, lease_ms)
+        taken, unreadable = [], []
+        for member, token in rows:
+            record = None
+            if token:
+                row = await self._hash(self._keys.batch(text(member)))
+                record = _readable(BatchRecord.from_hash, row)
+            if record is None:
+                logger.error("batch not taken, its record cannot be read", batch=text(member))
+                unreadable.append(member)
+            else:
                 taken.append(TakenBatch(record, token))
+        if unreadable:
+            await self._run(partial(_postpone, key=due, ids=unreadable, ms=_UNREADABLE_AGAIN_MS))
         return taken
 
     async def resumption(self, batch_id: str) -> Resumption:
@@ -313,11 +327,10 @@ class BatchStore:
 
     async def forget_batch(self, batch_id: str) -> None:
         """Remove the record of a batch that has ended."""
-        record = await self.batch(batch_id) if is_batch_id(batch_id) else None
+        owner = await self._owner(self._keys.batch(batch_id))
 
         async def remove(redis: Redis) -> None:
-            if record is not None:
-                await redis.zrem(self._keys.batches(record.owner), batch_id)
+            await redis.zrem(self._keys.batches(owner), batch_id)
             await redis.delete(self._keys.batch(batch_id), self._keys.parts(batch_id))
             await redis.zrem(self._keys.expiring, batch_id)
 
@@ -325,12 +338,49 @@ class BatchStore:
 
     async def keep_longer(self, ids: Sequence[str], *, seconds: int) -> None:
         """Look at what has expired, but cannot go yet, again after so many seconds."""
-
-        async def postpone(redis: Redis) -> None:
-            until = await _now_ms(redis) + seconds * 1000
-            await redis.zadd(self._keys.expiring, dict.fromkeys(ids, until), xx=True)
-
+        postpone = partial(_postpone, key=self._keys.expiring, ids=ids, ms=seconds * 1000)
         await self._run(postpone)
+
+    async def known_files(self, file_ids: Sequence[str]) -> set[str]:
+        """Return those of the ids that are files with a record."""
+
+        async def read(ids: Sequence[str], redis: Redis) -> list[Any]:
+            async with redis.pipeline(transaction=False) as pipeline:
+                for file_id in ids:
+                    pipeline.exists(self._keys.file(file_id))
+                return list(await pipeline.execute())
+
+        rows = await self._in_chunks(read, file_ids)
+        return {file_id for file_id, exists in zip(file_ids, rows, strict=True) if exists}
+
+    async def have_ended(self, batch_ids: Sequence[str]) -> dict[str, bool]:
+        """Return whether batches have ended, by their ids; those without a record are left out.
+
+        One whose record cannot be read has not.
+        """
+
+        async def read(ids: Sequence[str], redis: Redis) -> list[Any]:
+            async with redis.pipeline(transaction=False) as pipeline:
+                for batch_id in ids:
+                    pipeline.exists(self._keys.batch(batch_id))
+                    pipeline.hget(self._keys.batch(batch_id), "status")
+                replies = await pipeline.execute()
+            return list(zip(replies[::2], replies[1::2], strict=True))
+
+        final = {status.value for status in Status if status.is_final}
+        rows = zip(batch_ids, await self._in_chunks(read, batch_ids), strict=True)
+        return {batch_id: text(status) in final for batch_id, (exists, status) in rows if exists}
+
+    async def server_id(self) -> str:
+        """Return this server's identity, made at random when it is first asked for."""
+        drawn = secrets.token_hex(16)
+
+        async def read(redis: Any) -> bytes | None:
+            await redis.set(self._keys.server, drawn, nx=True)
+            found: bytes | None = await redis.get(self._keys.server)
+            return found
+
+        return text(await self._run(read))
 
     async def _page(
         self,
@@ -354,12 +404,31 @@ class BatchStore:
         while len(found) <= limit:
             read = partial(_rows, index=index, first=first, order=order, key_of=key_of)
             rows = await self._run(read)
-            records = [build(row) for row in rows]
+            records = [_readable(build, row) for row in rows]
             found += [record for record in records if record is not None and wanted(record)]
             first += _READ_AT_ONCE
             if len(rows) < _READ_AT_ONCE:
                 break
         return Page(found[:limit], len(found) > limit)
+
+    async def _owner(self, key: str) -> str | None:
+        """Return the owner in a record that may be unreadable otherwise."""
+
+        async def read(redis: Any) -> bytes | None:
+            found: bytes | None = await redis.hget(key, "owner")
+            return found
+
+        owner: bytes | None = await self._run(read)
+        return None if owner is None else text(owner)
+
+    async def _in_chunks(
+        self, read: Callable[[Sequence[str], Redis], Any], ids: Sequence[str]
+    ) -> list[Any]:
+        rows: list[Any] = []
+        for first in range(0, len(ids), _READ_AT_ONCE):
+            chunk = ids[first : first + _READ_AT_ONCE]
+            rows += await self._run(partial(read, chunk))
+        return rows
 
     async def _hash(self, key: str) -> dict[bytes, bytes]:
         async def read(redis: Any) -> dict[bytes, bytes]:
@@ -375,6 +444,20 @@ class BatchStore:
         return await self._run(
             lambda redis: call_script(redis, read_script(_SCRIPTS, name), keys, arguments)
         )
+
+
+def _readable(build: Callable[[dict[bytes, bytes]], R | None], row: dict[bytes, bytes]) -> R | None:
+    """Return a record; None, and a line in the log, for one that cannot be read."""
+    try:
+        return build(row)
+    except DecodeError as error:
+        logger.error("record left out", reason=str(error))
+        return None
+
+
+async def _postpone(redis: Any, *, key: str, ids: Sequence[str | bytes], ms: int) -> None:
+    until = await _now_ms(redis) + ms
+    await redis.zadd(key, dict.fromkeys(ids, until), xx=True)
 
 
 async def _now_ms(redis: Any) -> int:

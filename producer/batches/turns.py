@@ -74,7 +74,10 @@ class BatchTurn:
         self._plan = plan
 
     async def run(self, queue: str, stop: asyncio.Event) -> None:
-        """Run what is due until there is no more, or until `stop`: then each goes on later."""
+        """Run what is due until there is no more, or until `stop`: then each goes on later.
+
+        Sets `stop` where a fault ends the turn, and raises it once all have let go in order.
+        """
         running: set[asyncio.Task[None]] = set()
         try:
             while not stop.is_set():
@@ -89,6 +92,11 @@ class BatchTurn:
                     task.result()
             if running:
                 await asyncio.gather(*running)
+        except Exception:
+            stop.set()
+            if running:
+                await asyncio.wait(running)
+            raise
         finally:
             await end_tasks(running)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -65,18 +65,24 @@ async def run_batches(
             )
         )
         stop = asyncio.Event()
-        watching = asyncio.create_task(_end_turn(home, queue, stop, is_stopping))
+        watching = asyncio.create_task(_end_turn(home, settings.queues, stop, is_stopping))
         try:
             await turn.run(queue, stop)
         finally:
             await end_tasks([watching])
 
 
-async def expire_batches(settings: TasksSettings, queue: str) -> None:
-    """Remove files and batches whose time is over, and what crashes left in the storage."""
+async def expire_batches(
+    settings: TasksSettings, queue: str, is_stopping: Callable[[], bool]
+) -> None:
+    """Remove files and batches whose time is over, and what crashes left in the storage.
+
+    Those of all queues: `queue` is any of this process's. Raises `ForeignStorage` for a storage
+    that is another server's.
+    """
     async with _clients(settings) as clients:
         store, storage = BatchStore(clients.of(queue)), open_storage(settings)
-        removed = await remove_expired(store, storage)
+        removed = await remove_expired(store, storage, is_stopping)
         leftovers = await remove_leftovers(store, storage)
         logger.debug("batches expired", removed=removed, leftovers=leftovers)
 
@@ -106,7 +112,10 @@ async def _clients(settings: TasksSettings) -> AsyncIterator[QueueClients]:
 
 
 async def _end_turn(
-    client: AsyncClient, queue: str, stop: asyncio.Event, is_stopping: Callable[[], bool]
+    client: AsyncClient,
+    queues: Sequence[str],
+    stop: asyncio.Event,
+    is_stopping: Callable[[], bool],
 ) -> None:
     """Set `stop` when the process is to end, the turn has lasted, or others wait for theirs."""
     began = time.monotonic()
@@ -114,18 +123,22 @@ async def _end_turn(
         lasted_s = time.monotonic() - began
         if lasted_s > LONGEST_TURN_S:
             break
-        if lasted_s > SHORTEST_TURN_S and await _others_wait(client, queue):
+        if lasted_s > SHORTEST_TURN_S and await _others_wait(client, queues):
             break
         await asyncio.sleep(_LOOK_S)
     stop.set()
 
 
-async def _others_wait(client: AsyncClient, queue: str) -> bool:
+async def _others_wait(client: AsyncClient, queues: Sequence[str]) -> bool:
+    """Whether tasks of any queue that this process serves wait for it."""
+
+    async def count(redis: Any) -> int:
+        async with redis.pipeline(transaction=False) as pipeline:
+            for queue in queues:
+                pipeline.llen(TaskKeys(queue).waiting)
+            return sum(await pipeline.execute())
+
     try:
-        waiting = await client.run(
-            lambda redis: redis.llen(TaskKeys(queue).waiting),
-            slot_key=TaskKeys.PREFIX,
-        )
+        return bool(await client.run(count, slot_key=TaskKeys.PREFIX))
     except ServerLost:
         return False
-    return waiting > 0

@@ -59,8 +59,6 @@ class QueueConductor:
             PROMOTE: settings.promote_interval_s,
             TRIM: TRIM_INTERVAL_S,
         }
-        if settings.batch_storage is not None:
-            self._intervals |= {EXPIRE_BATCHES: EXPIRE_INTERVAL_S}
 
     async def run_once(self) -> None:
         """Move what has ended, and give out the tasks that are due."""
@@ -70,6 +68,7 @@ class QueueConductor:
         await self._give_deliveries()
         if self._settings.batch_storage is not None:
             await self._give_batches()
+            await self._give_at_intervals(EXPIRE_BATCHES, EXPIRE_INTERVAL_S, for_all_queues=True)
         for duty, interval_s in self._intervals.items():
             await self._give_at_intervals(duty, interval_s)
 
@@ -127,8 +126,11 @@ class QueueConductor:
         if await server.call(lambda: count(server.commands)):
             await self._give_at_intervals(RUN_BATCHES, ASKED_S)
 
-    async def _give_at_intervals(self, duty: str, interval_s: float) -> None:
-        if await self._store.claim_interval(duty, int(interval_s * 1000)):
+    async def _give_at_intervals(
+        self, duty: str, interval_s: float, *, for_all_queues: bool = False
+    ) -> None:
+        interval_ms = int(interval_s * 1000)
+        if await self._store.claim_interval(duty, interval_ms, for_all_queues=for_all_queues):
             await asyncio.to_thread(self._tasks.give, duty, self.queue)
 
 

@@ -234,10 +234,17 @@ class DeliveryStore:
         )
         return [LoggedAttempt.from_entry(entry, fields) for entry, fields in rows]
 
-    async def claim_interval(self, duty: str, interval_ms: int) -> bool:
-        """Whether a duty is this process's for this interval: true once, whoever asks."""
+    async def claim_interval(
+        self, duty: str, interval_ms: int, *, for_all_queues: bool = False
+    ) -> bool:
+        """Whether a duty is this process's for this interval: true once, whoever asks.
+
+        One that is `for_all_queues` is claimed for all of them together.
+        """
+        keys = self._keys
+        key = keys.shared_interval(duty) if for_all_queues else keys.interval(duty)
         made = await self._server.call(
-            lambda: self._server.commands.set(self._keys.interval(duty), 1, nx=True, px=interval_ms)
+            lambda: self._server.commands.set(key, 1, nx=True, px=interval_ms)
         )
         return bool(made)
 

@@ -2,7 +2,7 @@
 --
 -- KEYS   1 due
 -- ARGV   1 what the keys of batches start with   2 most of them   3 lease in ms
--- Reply  for each {id, token}
+-- Reply  for each {id, token}; token 0 where the record is damaged
 -- O(log n) for each. One whose lease is not renewed is due again; the writes of an older token fail.
 
 local time = redis.call('TIME')
@@ -11,7 +11,8 @@ local taken = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[2])) do
   local key = ARGV[1] .. id
   if redis.call('EXISTS', key) == 1 then
-    taken[#taken + 1] = { id, redis.call('HINCRBY', key, 'token', 1) }
+    local token = redis.pcall('HINCRBY', key, 'token', 1)
+    taken[#taken + 1] = { id, type(token) == 'number' and token or 0 }
     redis.call('ZADD', KEYS[1], now + ARGV[3], id)
   else
     redis.call('ZREM', KEYS[1], id)

@@ -14,9 +14,12 @@ import pytest
 from redis.asyncio import Redis
 
 from inferq.embedded import EmbeddedServer
+from inferq.producer.batches.expiry import SERVER_FILE
 from inferq.producer.batches.records import BatchRecord, Status
 from inferq.producer.batches.storage import FileStorage
 from inferq.producer.batches.store import BatchStore
+from inferq.producer.tasks import batches
+from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.acl import Role, acl_rules
 from inferq.protocol.keys import BatchKeys, Lane, QueueKeys, TaskKeys
 
@@ -108,9 +111,8 @@ async def test_a_batch_is_run_with_the_least_rights_of_tasks(
     )
     assert [k async for k in admin.scan_iter() if k not in before and not k.startswith(ours)] == []
     assert {each.name for each in await storage.listing()} == {
-        batch.input_file_id,
-        done.output_file_id,
-        done.error_file_id,
+        *(batch.input_file_id, done.output_file_id, done.error_file_id),
+        SERVER_FILE,
     }
 
 
@@ -187,6 +189,34 @@ async def test_files_of_a_batch_may_lie_in_s3(
     }
 
 
+async def test_a_turn_makes_way_for_tasks_of_every_queue_of_its_process(
+    make_batch: Any, line_of: Any, store: BatchStore, admin: Redis, queue: str, valkey_url: str,
+    storage_url: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(batches, "SHORTEST_TURN_S", 0)
+    monkeypatch.setattr(batches, "LONGEST_TURN_S", 10**6)
+    batch = await make_batch([line_of("a")])
+    other = f"{queue}-2"
+    settings = TasksSettings(
+        redis_url=valkey_url,  # type: ignore[arg-type]
+        queues=(queue, other),
+        batch_storage=storage_url,
+    )
+    turn = asyncio.create_task(
+        batches.run_batches(settings, queue, lambda: False, lambda completed, failed: None)
+    )
+
+    async def is_taken() -> bool:
+        return await admin.hget(BatchKeys().batch(batch.id), "token") != b"0"
+
+    await until(is_taken)
+    await admin.rpush(TaskKeys(other).waiting, "a task")
+    await asyncio.wait_for(turn, TIMEOUT_S)
+    found = await store.batch(batch.id)
+    assert found is not None
+    assert not found.status.is_final
+
+
 @pytest.mark.slow
 async def test_two_processes_never_run_one_batch_at_once(
     make_batch: Any, line_of: Any, start_stand_in: Any, start_tasks: Any, store: BatchStore,
@@ -195,10 +225,10 @@ async def test_two_processes_never_run_one_batch_at_once(
     worker = start_stand_in(step_s=0.01)
     worker.say("Hello there")
     ids = [f"line-{k}" for k in range(200)]
-    batches = [await make_batch([line_of(each) for each in ids]) for _ in range(3)]
+    made = [await make_batch([line_of(each) for each in ids]) for _ in range(3)]
     for _ in "ab":
         await start_tasks(INFERQ_TASKS_BATCH_WINDOW="16")
-    for batch in batches:
+    for batch in made:
         await until(has_ended(store, batch))
         done = await store.batch(batch.id)
         assert done is not None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +28,7 @@ from inferq.producer.batches.records import (
 )
 from inferq.producer.batches.store import BatchStore
 from inferq.protocol.acl import Role, acl_rules
-from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.errors import DecodeError, InvalidRequestError
 from inferq.protocol.keys import BatchKeys, Lane
 
 
@@ -184,6 +187,80 @@ async def test_a_batch_is_cancelled_until_its_files_are_put_together(
     with pytest.raises(InvalidRequestError, match="cancelled"):
         await store.request_cancel(first.record.id)
     assert await store.request_cancel("batch_unknown") is None
+
+
+def spoilt(hash_field: str) -> dict[str, str]:
+    """A value that the field of a batch cannot have."""
+    return {
+        "terms": {"terms": '{"queues": []}'},
+        "status": {"status": "odd"},
+        "created_at": {"created_at": "today"},
+        "errors": {"errors": "[1]"},
+        "counts": {"counts": "[]"},
+        "owner": {"owner": b"\xff"},  # type: ignore[dict-item]
+    }[hash_field]
+
+
+@pytest.mark.parametrize(
+    "field", ["terms", "status", "created_at", "errors", "counts", "owner", "id", "token"]
+)
+async def test_a_record_that_cannot_be_read_stands_in_nobodys_way(
+    store: BatchStore, queue: str, valkey_client: redis.asyncio.Redis, field: str
+) -> None:
+    file, owner = make_file(), new_file_id()
+    await store.create_file(file)
+    terms = Terms(queues=(queue,))
+    bad, good = (batch_of(file, owner=owner, terms=terms) for _ in "ab")
+    for batch in (bad, good):
+        await store.create_batch(batch)
+    key = BatchKeys().batch(bad.id)
+    if field == "id":
+        await valkey_client.hdel(key, "id")
+    elif field == "token":
+        await valkey_client.hset(key, "token", "none")
+    else:
+        await valkey_client.hset(key, mapping=spoilt(field))
+    [taken] = await store.take(queue, most=9, lease_ms=1)
+    assert taken.record == good
+    await asyncio.sleep(0.01)
+    [taken] = await store.take(queue, most=9, lease_ms=60_000)  # the other is let be for longer
+    assert taken.record == good
+    if field not in ("id", "token"):
+        with pytest.raises(DecodeError, match=bad.id):
+            await store.batch(bad.id)
+        assert (await store.batches(owner)).records == [good]
+
+
+async def test_a_file_whose_record_cannot_be_read_is_left_out_of_lists(
+    store: BatchStore, valkey_client: redis.asyncio.Redis
+) -> None:
+    owner = new_file_id()
+    bad, good = (make_file(owner=owner) for _ in "ab")
+    for file in (bad, good):
+        await store.create_file(file)
+    await valkey_client.hdel(BatchKeys().file(bad.id), "bytes")
+    assert (await store.files(owner)).records == [good]
+    with pytest.raises(DecodeError, match=bad.id):
+        await store.file(bad.id)
+
+
+async def test_what_a_newer_version_adds_to_a_record_is_passed_over(
+    store: BatchStore, valkey_client: redis.asyncio.Redis
+) -> None:
+    file = make_file()
+    await store.create_file(file)
+    batch = batch_of(file)
+    await store.create_batch(batch)
+    counts = Counts(total=3)
+    more = {
+        "terms": json.dumps({**json.loads(batch.terms.encode()), "new": 1}),
+        "counts": json.dumps({**json.loads(encode_counts(counts)), "new": 1}),
+        "errors": json.dumps([{"code": "odd", "message": "It is odd.", "new": 1}]),
+        "new": "1",
+    }
+    await valkey_client.hset(BatchKeys().batch(batch.id), mapping=more)
+    found = await store.batch(batch.id)
+    assert found == replace(batch, counts=counts, errors=(FileFault("odd", "It is odd."),))
 
 
 async def test_terms_travel_whole() -> None:

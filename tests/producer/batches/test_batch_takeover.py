@@ -404,3 +404,38 @@ async def test_a_model_goes_to_the_queue_that_the_gateway_names(
     await run_turn()
     await check_ended(batch, ["a"])
     assert (len(first.engine.requests), len(second.engine.requests)) == (0, 1)
+
+
+async def test_a_fault_while_batches_are_taken_lets_go_of_those_that_run(
+    make_batch: Any, run_turn: Any, line_of: Any, start_stand_in: Any, store: BatchStore,
+    valkey_client: Redis, queue: str, check_ended: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    batch = await make_batch([line_of("a")])
+    take, takes = store.take, 0
+
+    async def fail_later(*arguments: Any, **options: Any) -> list[TakenBatch]:
+        nonlocal takes
+        takes += 1
+        if takes > 1:
+            raise RuntimeError("a fault")
+        return await take(*arguments, **options)
+
+    monkeypatch.setattr(store, "take", fail_later)
+    with pytest.raises(RuntimeError, match="a fault"):
+        await run_turn(lease_s=600)
+    monkeypatch.undo()
+    start_stand_in().say("Hello there")
+    await run_turn()
+    await check_ended(batch, ["a"])
+
+
+async def test_an_unreadable_record_beside_a_batch_costs_it_nothing(
+    make_batch: Any, run_turn: Any, line_of: Any, start_stand_in: Any, valkey_client: Redis,
+    check_ended: Any,
+) -> None:  # fmt: skip
+    start_stand_in().say("Hello there")
+    bad = await make_batch([line_of("b")])
+    batch = await make_batch([line_of("a")])
+    await valkey_client.hset(BatchKeys().batch(bad.id), "counts", "[]")
+    await run_turn()
+    await check_ended(batch, ["a"])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import redis
 
 from inferq import Client
+from inferq.producer.tasks.batches import EXPIRE_BATCHES
 from inferq.producer.tasks.command import run_burst
 from inferq.producer.tasks.conductor import Conductor
-from inferq.producer.tasks.duties import Duties
+from inferq.producer.tasks.duties import SWEEP, Duties
 from inferq.producer.tasks.rq_connection import rq_connection
 from inferq.producer.tasks.safe_rq import TaskRefused, task_queue
 from inferq.producer.tasks.settings import TasksSettings
@@ -60,6 +62,27 @@ def test_two_conductors_give_each_duty_once_in_its_interval(
     assert task_queue(plain_redis, queue).count == 3
     names = sorted(job.func_name or "" for job in task_queue(plain_redis, queue).jobs)
     assert names == ["promote_delayed", "sweep", "trim_dead_letters"]
+
+
+def test_what_is_for_all_queues_is_given_once_however_many_there_are(
+    make_settings: Callable[..., TasksSettings], plain_redis: redis.Redis, queue: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    plain_redis.delete(TaskKeys.shared_interval(EXPIRE_BATCHES))
+    queues = tuple(f"{queue}-{number}" for number in range(3))
+    settings = make_settings(queues=queues, batch_storage=str(tmp_path))
+
+    async def conduct() -> None:
+        with rq_connection(ServerUrl.parse(settings.redis_url.get_secret_value())) as connection:
+            conductor = Conductor(settings, connection)
+            for _ in range(2):
+                await conductor.run_once()
+            await conductor.aclose()
+
+    asyncio.run(conduct())
+    given = [job.func_name for name in queues for job in task_queue(plain_redis, name).jobs]
+    assert given.count(EXPIRE_BATCHES) == 1
+    assert given.count(SWEEP) == 3
 
 
 async def test_a_task_for_another_processs_queue_is_refused(settings: TasksSettings) -> None:
