@@ -92,13 +92,17 @@ class Duties:
         }
 
     async def deliver_webhooks(self, queue: str) -> None:
-        """Make the deliveries that are due, until there are no more or others want a turn."""
+        """Make the deliveries that are due, until there are no more or the process is to end.
+
+        After `DELIVER_FOR_S` the rest is left to the next task, so that others get their turn.
+        """
         async with self._partitions(queue) as partitions:
             server = partitions.server_of(TaskKeys.PREFIX)
             store = DeliveryStore(server, queue)
             round_ = _Round(self._settings, store, self._counts, self._tracing)
             stop_at = time.monotonic() + DELIVER_FOR_S
-            while await round_.run() and time.monotonic() < stop_at:
+            # a round more could be killed amidst its calls, which are made again then
+            while not self._is_stopping() and await round_.run() and time.monotonic() < stop_at:
                 pass
 
     async def sweep(self, queue: str) -> None:
@@ -135,7 +139,7 @@ class Duties:
     async def expire_batches(self, queue: str) -> None:
         """Remove files and batches whose time is over."""
         self._check_queue(queue)
-        await expire_batches(self._settings, queue)
+        await expire_batches(self._settings, queue, self._is_stopping)
 
     def _check_queue(self, queue: str) -> None:
         if queue not in self._settings.queues:
@@ -278,12 +282,17 @@ class _Round:
                 "inferq.attempt": delivery.attempt,
             },
         )
-        attempt = await self._sender.send(delivery, span.context)
-        if attempt.status:
-            span.set({"http.response.status_code": attempt.status})
-        if attempt.outcome is not Outcome.DELIVERED:
-            span.fail(str(attempt.status or attempt.outcome.value))
-        span.end()
+        try:
+            attempt = await self._sender.send(delivery, span.context)
+            if attempt.status:
+                span.set({"http.response.status_code": attempt.status})
+            if attempt.outcome is not Outcome.DELIVERED:
+                span.fail(str(attempt.status or attempt.outcome.value))
+        except BaseException as error:
+            span.fail(type(error).__name__)
+            raise
+        finally:
+            span.end()
         return attempt
 
     def _judge(self, delivery: TakenDelivery, attempt: Attempt) -> tuple[Outcome, int]:

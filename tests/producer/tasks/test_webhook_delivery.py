@@ -15,8 +15,9 @@ from standardwebhooks import Webhook as Verifier
 
 from inferq import Client, Webhook
 from inferq.producer.tasks import deliveries as deliveries_module
-from inferq.producer.tasks import outbox
+from inferq.producer.tasks import duties, outbox
 from inferq.producer.tasks.deliveries import DeadDelivery, NewDelivery
+from inferq.producer.tasks.duties import Duties
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import QueueKeys, TaskKeys
@@ -303,3 +304,22 @@ def test_only_the_last_attempts_are_logged(
     deliveries(try_often)
     # whole nodes of the stream are dropped, of 100 entries
     assert 10 <= plain_redis.xlen(TaskKeys(queue).log) <= 110
+
+
+def test_a_process_that_is_to_end_begins_no_more_deliveries(
+    receiver: Any, deliveries: Any, settings: TasksSettings, queue: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(duties, "AT_ONCE", 1)
+
+    async def accept(store: Any) -> None:
+        for number in range(3):
+            await store.accept(
+                NewDelivery(f"msg_{number}", f"{number}", "x", receiver.url, "default", b"{}")
+            )
+
+    deliveries(accept)
+    asyncio.run(Duties(settings, lambda: bool(receiver.got)).deliver_webhooks(queue))
+    assert len(receiver.got) == 1
+    asyncio.run(Duties(settings).deliver_webhooks(queue))
+    assert sorted(receiver.ids) == ["msg_0", "msg_1", "msg_2"]

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from inferq import Client, TraceContext, Webhook
+from inferq.producer.tasks.command import run_burst
+from inferq.producer.tasks.sending import Sender
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"
@@ -53,6 +55,21 @@ def test_a_job_in_no_trace_has_the_delivery_in_its_own(
     burst_until(lambda: receiver.got, make_settings(tracing_endpoint=collector.url))
     [span] = collector.wait_for(bool)
     assert span.trace_id == job_id[:32]
+
+
+def test_a_try_that_fails_by_a_fault_of_ours_is_a_span_that_ended(
+    end_traced: Any, make_settings: Any, collector: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    end_traced(TraceContext(f"00-{TRACE}-{CALLER}-01"))
+
+    async def fail(*_: Any) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(Sender, "send", fail)
+    run_burst(make_settings(tracing_endpoint=collector.url))
+    [span] = collector.wait_for(bool)
+    assert (span.attributes["error.type"], span.status) == ("RuntimeError", 2)
+    assert span.trace_id == TRACE
 
 
 def test_without_tracing_the_receiver_gets_no_trace(
