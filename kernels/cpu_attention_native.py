@@ -55,7 +55,7 @@ class NativeAttention:
 
     def write_kv(self, key: Tensor, value: Tensor, kv_layer: Tensor, plan: AttentionPlan) -> None:
         """Store each token's key and value at its slot; slot -1 is skipped."""
-        own = _checked(plan, kv_layer)
+        own = checked_plan(plan, kv_layer)
         key, value = _dense_heads(key), _dense_heads(value)
         tokens, kv_heads, head_dim = key.shape
         self._write_kv(
@@ -86,7 +86,7 @@ class NativeAttention:
     ) -> Tensor:
         """Attend causally over the cached tokens of each sequence; padding rows give zeros."""
         check_shapes(query, kv_layer, plan.batch)
-        own = _checked(plan, kv_layer)
+        own = checked_plan(plan, kv_layer)
         query = _dense_heads(query)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         group = query.shape[1] // kv_layer.shape[3]
@@ -122,7 +122,7 @@ class NativeAttention:
         """Find sequences whose first tokens lie in the same blocks, for `group` query heads each.
 
         Returns int32 [2, S]: the first sequence of each one's group, and the tokens that the group
-        shares; None where attention is better off without, or the tables may yet change.
+        shares, 0 where there is no such group; None for what has no use for it.
         """
         sequences = plan.seq_lens.shape[0]
         if sequences < 2 or plan.batch.max_seq_len is not None:
@@ -139,14 +139,15 @@ class NativeAttention:
             shared[0].data_ptr(),
             shared[1].data_ptr(),
         )
-        return shared if shared[1].any() else None
+        return shared
 
     def describe(self) -> str:
         """Say which form this is."""
         return f"native (C++ over the pages, {torch.get_num_threads()} threads)"
 
 
-def _checked(plan: AttentionPlan, kv_layer: Tensor) -> NativePlan:
+def checked_plan(plan: AttentionPlan, kv_layer: Tensor) -> NativePlan:
+    """Return this form's plan; raise `IndexError` where it goes beyond the cache's blocks."""
     if not isinstance(plan, NativePlan):
         raise TypeError(f"the plan was made by another attention form: {type(plan).__name__}")
     if kv_layer.shape[0] < plan.num_blocks:

@@ -82,8 +82,14 @@ class OneDnnWeight:
         return self.size
 
 
+class NativeForm:
+    """What the forms for kernels of `native/` have in common: these add biases in float32."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class NativeWeight:
+class NativeWeight(NativeForm):
     """[panels, steps, panel, step] for the kernels of `native/matmul_float.cpp`."""
 
     weight: Tensor

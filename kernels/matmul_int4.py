@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from inferq.kernels.huge_pages import HugePages
-from inferq.kernels.matmul import dense_rows, native_kernel, native_product
+from inferq.kernels.matmul import NativeForm, dense_rows, native_kernel, native_product
 from inferq.kernels.native.library import DTYPE_CODES, native_function
 
 _PACK = ("inferq_int4_pack", "ppplllppp")
@@ -25,7 +25,7 @@ _TORCH_OUTPUTS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class NativeInt4Weight:
+class NativeInt4Weight(NativeForm):
     """[panels, groups, steps, panel, 4] bytes of two values, scales and zeros by panel.
 
     Activations are quantized to int8 in the same groups: 0.8 % of the result's norm.

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from inferq.kernels.huge_pages import HugePages
-from inferq.kernels.matmul import dense_rows, native_kernel, native_product, panel_rows
+from inferq.kernels.matmul import NativeForm, dense_rows, native_kernel, native_product, panel_rows
 from inferq.kernels.native.library import DTYPE_CODES, native_function
 
 #: Largest magnitude: -128 is not used, so that a weight's negative fits too.
@@ -31,7 +31,7 @@ _LINEAR = ("inferq_int8_linear", "plppppllli")
 
 
 @dataclass(frozen=True, slots=True)
-class NativeInt8Weight:
+class NativeInt8Weight(NativeForm):
     """[panels, steps, panel, 4] bytes, `offset` added, and scales of whole panels."""
 
     weight: Tensor

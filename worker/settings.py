@@ -136,7 +136,9 @@ class EngineSettings(settings.ProcessSettings):
         None,
         description="Plan a step while the one before it is computed; default: on a GPU only.",
     )
-    enforce_eager: bool = Field(False, description="Capture no CUDA graphs.")
+    enforce_eager: bool = Field(
+        False, description="Capture no CUDA graphs, record no small steps on the CPU."
+    )
     lora_adapters: Annotated[dict[str, str] | None, NoDecode] = Field(
         None,
         description="NAME=FOLDER of LoRA adapters in the form of PEFT, several times or joined by "

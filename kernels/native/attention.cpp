@@ -206,7 +206,9 @@ extern "C" void inferq_attend(
     // Each member of a group must see all that it shares.
     const bool is_windowed = std::any_of(seq_lens, seq_lens + sequences,
                                          [&](std::int32_t length) { return length > window; });
-    if (shared != nullptr && !is_windowed) {
+    const bool is_shared = shared != nullptr && std::any_of(shared, shared + sequences,
+                                                            [](std::int32_t n) { return n > 0; });
+    if (is_shared && !is_windowed) {
         a.leaders = leaders;
         a.shared = shared;
         a.begun_size = DecodeState::size(a);

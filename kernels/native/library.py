@@ -9,6 +9,8 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +37,39 @@ _TYPES: Final[dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class NativeCall:
+    """A call that was made while calls were noted."""
+
+    repeat: int
+    """Address of the function that makes it again, given its arguments in memory."""
+    signature: str
+    arguments: tuple[Any, ...]
+
+
+#: Where the calls of this thread are noted, if they are.
+noted_calls: ContextVar[list[NativeCall] | None] = ContextVar("noted_calls", default=None)
+
+
+class NativeFunction:
+    """A function of the library, which releases the interpreter lock during calls."""
+
+    __slots__ = ("_function", "_repeat", "_signature")
+
+    def __init__(self, library: ctypes.CDLL, name: str, signature: str) -> None:
+        self._function = library[name]
+        self._function.argtypes = [_TYPES[letter] for letter in signature]
+        self._function.restype = None
+        self._repeat = ctypes.cast(library[f"{name}_repeat"], ctypes.c_void_p).value or 0
+        self._signature = signature
+
+    def __call__(self, *arguments: Any) -> None:
+        """Call it."""
+        if (noted := noted_calls.get()) is not None:
+            noted.append(NativeCall(self._repeat, self._signature, arguments))
+        self._function(*arguments)
+
+
 class NativeLibrary:
     """The loaded library. Its functions return nothing and trust their arguments."""
 
@@ -45,16 +80,13 @@ class NativeLibrary:
         """Return a function; `signature` has a letter per argument, as `INFERQ_EXPORT` gives it.
 
         p: an address, l: int64, i: int32, f: float32. Raises `RuntimeError` where the library's
-        differs. The interpreter lock is released during calls.
+        differs.
         """
         describe = self._library[f"{name}_signature"]
         describe.restype = ctypes.c_char_p
         if (actual := describe().decode()) != signature:
             raise RuntimeError(f"{name} takes ({actual}), not ({signature})")
-        function = self._library[name]
-        function.argtypes = [_TYPES[letter] for letter in signature]
-        function.restype = None
-        return function
+        return NativeFunction(self._library, name, signature)
 
 
 @cache

@@ -58,7 +58,7 @@ class EngineConfig:
     - `num_swap_blocks`: number of those blocks, instead of what `swap_space` holds.
     - `async_scheduling`: plan and launch a step while the one before it is computed; None does so
       on CUDA.
-    - `enforce_eager`: capture no CUDA graphs.
+    - `enforce_eager`: capture no CUDA graphs, record no small steps on the CPU.
     - `lora_adapters`: folders of adapters in the form of PEFT, by the names that requests use.
     - `max_lora_rank`: largest rank that an adapter may have.
     - `seed`: for offline requests without one of their own.

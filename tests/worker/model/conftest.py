@@ -205,11 +205,14 @@ class Loop:
         self.results: dict[Sequence, list[SequenceResult]] = {}
         self.copies: list[BlockCopy] = []
 
-    def add(self, token_ids: list[int], name: str = "", **params: Any) -> Sequence:
+    def add(
+        self, token_ids: list[int], name: str = "", *, adapter: str = "", **params: Any
+    ) -> Sequence:
         """Give a new sequence, to be run by `run` or `step`."""
         request = EngineRequest(
             request_id=name or str(len(self.results)),
             prompt_token_ids=tuple(token_ids),
+            adapter=adapter,
             params=SamplingParams(**{"seed": 7, "ignore_eos": True, **params}),
         )
         sequence = Sequence(request, self.block_size)

@@ -109,8 +109,8 @@ def test_the_start_tells_of_swap_space_and_of_what_has_no_effect(
 ) -> None:
     folder: Path = make_model()
     options: dict[str, Any] = {"device": "cpu", "num_kv_blocks": 20}
-    config = EngineConfig(model=str(folder), num_swap_blocks=10, enforce_eager=True, **options)
+    config = EngineConfig(model=str(folder), num_swap_blocks=10, kv_cache_memory=2**20, **options)
     with caplog.at_level(logging.INFO):
         assert load_runner(config).num_swap_blocks == 10
     assert "10 blocks of 16 tokens (120.0 KiB) of host memory" in caplog.text
-    assert any("enforce_eager has no effect" in message for message in caplog.messages)
+    assert any("kv_cache_memory has no effect" in message for message in caplog.messages)

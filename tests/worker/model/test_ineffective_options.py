@@ -15,7 +15,7 @@ from inferq.worker.model.loading.ineffective_options import ineffective_options
     ("options", "device", "named"),
     [
         ({}, "cpu", []),
-        ({"enforce_eager": True}, "cpu", ["enforce_eager"]),
+        ({"enforce_eager": True}, "cpu", []),
         ({"enforce_eager": True}, "cuda", []),
         ({"enforce_eager": True, "tensor_parallel_size": 2}, "cuda", ["enforce_eager"]),
         ({"gpu_memory_utilization": 0.5}, "cpu", ["gpu_memory_utilization"]),

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from inferq.kernels.huge_pages import HugePages
-from inferq.kernels.matmul import ReadableWeight, Weight, pack_float
+from inferq.kernels.matmul import NativeForm, ReadableWeight, Weight, pack_float
 from inferq.kernels.matmul_int8 import pack_int8
 from inferq.protocol.errors import ModelError
 from inferq.worker.model.architecture.lora import AdapterRows, LoraProduct
@@ -78,6 +78,8 @@ class Linear:
         else:
             self._packed = method.pack(self.weight)
             del self.weight
+        if self.bias is not None and isinstance(self._packed, NativeForm):
+            self.bias = self.bias.float()
 
     def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         """Multiply x [T, inputs], with the adapters of its rows; returns [T, outputs]."""

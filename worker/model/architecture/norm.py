@@ -30,7 +30,7 @@ class Norm:
             self.bias = torch.empty(size, dtype=dtype, device=device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalise x."""
+        """Normalise the rows of x [T, size], or its heads [T, heads, size] each by itself."""
         if self.bias is None:
             return rms_norm(x, self.weight, self._eps)
         return layer_norm(x, self.weight.shape, self.weight, self.bias, self._eps)

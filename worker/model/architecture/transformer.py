@@ -104,7 +104,7 @@ class Attention:
             for part in torch.split(self.qkv(hidden, step.adapters), self.sizes, dim=1)
         )
         if self.query_norm is not None and self.key_norm is not None:
-            query, key = _norm_heads(query, self.query_norm), _norm_heads(key, self.key_norm)
+            query, key = self.query_norm(query), self.key_norm(key)
         if self.rope is not None:
             query, key = rotary(query, key, *step.angles[self.rope])
         kv_layer = step.kv_cache[:, self.layer]
@@ -118,11 +118,6 @@ class Attention:
             soft_cap=self.soft_cap,
         )
         return attended.flatten(1)
-
-
-def _norm_heads(x: Tensor, norm: Norm) -> Tensor:
-    """Normalise each head of x [T, heads, head_dim] by itself."""
-    return norm(x.reshape(-1, x.shape[-1])).view(x.shape)
 
 
 class MLP:
@@ -330,17 +325,25 @@ class Decoder:
 
         The head then runs only for rows that are sampled, and so does the last layer's MLP.
         """
+        return self.compute(*self.begin(step, kv_cache), step.rows)
+
+    def begin(self, step: StepTensors, kv_cache: Tensor) -> tuple[Tensor, Step]:
+        """Return what `compute` takes: embeddings [T, hidden_size], and what layers share."""
         angles = [table.rows(step.positions) for table in self._rotary]
         kept = None
         if step.adapters is not None and self.adapters is not None:
             kept = self.adapters.rows(step.adapters)
         plan = self._attention.plan(step.batch)
         shared = Step(self._attention, plan, kv_cache, angles, kept)
-        delta = self._embed(step.token_ids, step.positions)
+        return self._embed(step.token_ids, step.positions), shared
+
+    def compute(self, embedded: Tensor, shared: Step, rows: Tensor | None = None) -> Tensor:
+        """Run all layers on embeddings, which may be overwritten; return `rows`, or all of them."""
+        delta = embedded
         residual: Tensor | None = None
         for layer in self.layers[:-1]:
             delta, residual = layer(delta, residual, shared)
-        delta, residual = self.layers[-1](delta, residual, shared, step.rows)
+        delta, residual = self.layers[-1](delta, residual, shared, rows)
         normed, _ = self.final_norm.add(delta, residual)
         return normed
 

@@ -15,9 +15,7 @@ def ineffective_options(
 ) -> Iterator[str]:
     """Yield a sentence for each option that was given and changes nothing."""
     given = {f.name for f in fields(config) if getattr(config, f.name) != f.default}
-    if "enforce_eager" in given and device.type == "cpu":
-        yield "enforce_eager has no effect on the CPU: there are no CUDA graphs to do without"
-    elif "enforce_eager" in given and config.tensor_parallel_size > 1:
+    if "enforce_eager" in given and config.tensor_parallel_size > 1:
         yield "enforce_eager has no effect: the steps of several ranks are not captured anyway"
     if "num_kv_blocks" in given:
         for name in sorted(given & {"kv_cache_memory", "gpu_memory_utilization"}):

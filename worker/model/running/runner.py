@@ -25,6 +25,7 @@ from inferq.worker.engine.scheduling.plan import RunnerSpeeds, SequenceResult, S
 from inferq.worker.model.architecture.causal_model import CausalModel, ModelShape
 from inferq.worker.model.architecture.config import ModelConfig
 from inferq.worker.model.architecture.linear import check_quantization
+from inferq.worker.model.architecture.transformer import Decoder
 from inferq.worker.model.architecture.vocabulary import ModelVocabulary, tokenizer_vocab_size
 from inferq.worker.model.loading.hub import find_model_folder
 from inferq.worker.model.loading.ineffective_options import ineffective_options
@@ -49,6 +50,7 @@ from inferq.worker.model.running.kv_cache import (
     settle_kv_cache_dtype,
     swap_pool_size,
 )
+from inferq.worker.model.running.recorded_decodes import RecordedDecodes, uses_recordings
 from inferq.worker.model.running.step_inputs import (
     DecodeInputs,
     StepInputBuilder,
@@ -157,6 +159,10 @@ class DecoderRunner:
                 vocab_size=vocab_size,
                 has_adapters=bool(config.lora_adapters),
             )
+        self._recorded = None
+        if isinstance(decoder, Decoder) and uses_recordings(config, decoder):
+            max_blocks = -(-max_model_len // config.block_size)
+            self._recorded = RecordedDecodes(decoder, kv_cache, max_blocks)
         self._sampler = Sampler(vocab_size)
         self._editor = LogitsEditor(ModelVocabulary(folder), vocab_size, self.eos_token_ids)
         self._inputs = StepInputBuilder(
@@ -223,7 +229,9 @@ class DecoderRunner:
         if step.unknown is not None:
             known = self._sampled[step.unknown.sources]
             step.tensors.token_ids.index_copy_(0, step.unknown.rows, known)
-        hidden = self._decoder.hidden(step.tensors, self._kv_cache)
+        hidden = None if self._recorded is None else self._recorded.hidden(step.tensors)
+        if hidden is None:
+            hidden = self._decoder.hidden(step.tensors, self._kv_cache)
         sampling = None
         if step.sampled:
             logits = self._decoder.logits(hidden[: len(step.sampled)])
