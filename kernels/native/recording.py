@@ -93,11 +93,11 @@ class Recording:
         return self.output
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the addresses and sizes of what is allocated; refuses all other work of torch."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.allocated: list[tuple[int, int]] = []
 
     def __torch_dispatch__(
