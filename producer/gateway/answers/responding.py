@@ -123,10 +123,13 @@ async def _pieces(
             async for number, events in batches:
                 if events and choices[number].needs_echo:
                     await jobs.add_echo(choices[number], events[0])
-                is_quiet = not events and time.monotonic() - written_at >= quiet_s
-                for piece in (KEEP_ALIVE,) if is_quiet else writer.feed_all(number, events):
-                    written_at = time.monotonic()
+                for piece in writer.feed_all(number, events):
                     yield piece
+                    written_at = time.monotonic()
+                # events may bring nothing to write, as while a tool call is held back
+                if time.monotonic() - written_at >= quiet_s:
+                    yield KEEP_ALIVE
+                    written_at = time.monotonic()
     except JobFailed as error:
         admission.used_tokens = _charge_of(error, jobs)
         if len(jobs.ids) > 1:

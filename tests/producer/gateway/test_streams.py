@@ -284,6 +284,24 @@ def test_a_silent_stream_is_kept_alive(
             assert late.headers["x-inferq-job-id"]
 
 
+def test_a_stream_whose_events_bring_nothing_to_write_is_kept_alive(
+    start_gateway: Callable[..., Any], stand_in_worker: Any
+) -> None:
+    """As long as what may be a call cannot be told from content, it is held back."""
+    held = f'<tool_call>{{"arguments": {json.dumps({"city": "Brno " * 30})}, "name": "weather"}}'
+    stand_in_worker.say(f"{held}</tool_call>")
+    stand_in_worker.slow_down(0.02)
+    gateway = start_gateway(keep_alive_s=0.2)
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, "stream": True}
+    with httpx.Client(base_url=gateway.url, timeout=30) as http:
+        text = http.post("/v1/chat/completions", json=asked).text
+    role, _, rest = text.partition('"role":"assistant"')
+    assert role
+    assert '"tool_calls"' in rest
+    assert rest.partition('"tool_calls"')[0].count(": keep-alive\n\n") >= 3
+
+
 def test_a_client_that_does_not_read_is_waited_for(gateway: Any, stand_in_worker: Any) -> None:
     """Its events stay in the server; they are not heaped up in the gateway."""
     stand_in_worker.slow_down(0)
