@@ -209,15 +209,17 @@ class AsyncClient:
         *,
         messages: Sequence[ChatInput] | None = None,
         model: str | None = None,
+        lane: str = Lane.HIGH,
         timeout_s: float = DEFAULT_TOKENIZE_TIMEOUT_S,
         **prompt_options: Unpack[PromptOptions],
     ) -> TokenizedPrompt:
         """Return a prompt's token ids, as a worker of the model makes them; no engine is needed.
 
-        Arguments are those of `submit`. Goes by the high lane, and is given up after `timeout_s`
-        seconds with `ResultTimeout`. Raises what `submit` and `result` raise.
+        Arguments are those of `submit`. Is given up after `timeout_s` seconds with `ResultTimeout`.
+        Raises what `submit` and `result` raise.
         """
         check_seconds("timeout_s", timeout_s)
+        chosen = to_lane(lane)
         job, digest = make_job(
             to_prompt(prompt, messages, **prompt_options),
             None,
@@ -227,7 +229,7 @@ class AsyncClient:
             trace=current_trace(),
         )
         deadline_ms, _ = to_schedule(timeout_s, None, None)
-        handle = await self._enqueue(job, lane=Lane.HIGH, deadline_ms=deadline_ms, digest=digest)
+        handle = await self._enqueue(job, lane=chosen, deadline_ms=deadline_ms, digest=digest)
         try:
             result = await handle.result(timeout_s=timeout_s)
         except JobExpired:
@@ -241,6 +243,20 @@ class AsyncClient:
         """Return a handle for a job submitted before, here or elsewhere, without asking for it."""
         partition_of(job_id)
         return AsyncJobHandle(self, job_id)
+
+    async def find_job(self, idempotency_key: str) -> AsyncJobHandle | None:
+        """Return a handle for the job that an idempotency key led to; None if there is no such job.
+
+        Raises `InvalidRequestError` for what can be no key, and `ServerLost`.
+        """
+        self._check_open()
+        check_idempotency_key(idempotency_key)
+        partition = choose_partition(self._partitions.number, idempotency_key)
+        scripts = self._partitions.scripts(partition)
+        job_id = await self._partitions.server(partition).call(
+            lambda: scripts.find(idempotency_key)
+        )
+        return None if job_id is None else self.job(job_id)
 
     async def ping(self) -> None:
         """Raise `ServerLost` unless the server is there and lets us in."""

@@ -336,14 +336,19 @@ class QueueScripts:
         queued, running, delayed, ended = map(number, values)
         return QueueLength(queued, running, delayed, finished_total=ended, limit=limit)
 
-    async def forget(self, *job_ids: str) -> None:
-        """Let go of the records and the events of jobs that have ended, before their time."""
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for job_id in job_ids:
-                self._check_partition(job_id)
-                for key in (self.keys.out(job_id), self.keys.job(job_id)):
-                    pipeline.pexpire(key, 1)
-            await self._read(pipeline.execute())
+    async def forget(self, *job_ids: str) -> int:
+        """Let go of the records and the events of jobs, before their time; return how many.
+
+        Those that have not ended stay as they are.
+        """
+        for job_id in job_ids:
+            self._check_partition(job_id)
+        return int(await self._call("forget", *job_ids))
+
+    async def find(self, idempotency_key: str) -> str | None:
+        """Return the id of the job that an idempotency key belongs to, if there is one."""
+        holder = await self._read(self._redis.get(self.keys.idem(idempotency_key)))
+        return text(holder).partition(" ")[0] or None
 
     async def overview(self) -> QueueOverview:
         """Return what the queue holds, all of one moment."""

@@ -12,18 +12,21 @@ from typing import Final
 import structlog
 from redis.asyncio import Redis
 
+from inferq.producer import StreamEvent
 from inferq.producer.async_client import AsyncClient
 from inferq.producer.batches.outcomes import Answered, Outcome, Unanswered
 from inferq.producer.gateway.answers.answer import response_body
+from inferq.producer.gateway.answers.choices import JobChoices
 from inferq.producer.gateway.answers.collecting import collect_answers, name_as_asked
 from inferq.producer.gateway.answers.event_writer import total_usage
 from inferq.producer.gateway.errors import to_http_error
 from inferq.producer.gateway.requests.delivery import Delivery
-from inferq.producer.gateway.requests.submission import Asked, Submitted, submit
+from inferq.producer.gateway.requests.submission import Asked, Submitted, cancel_all, submit
 from inferq.producer.server import end_tasks, jitter
 from inferq.protocol.errors import (
     IdempotencyConflict,
     InferqError,
+    InvalidRequestError,
     JobCancelled,
     JobExpired,
     JobNotFound,
@@ -84,6 +87,10 @@ class AnsweringPlan:
     seconds_left: Callable[[], float] | None = None
 
 
+class _NoEcho(InferqError):
+    """The batch ends, and the prompt that an answer begins with is not known."""
+
+
 class LineAnswerer:
     """Answers lines; `ending` is set once those under way are to be given up."""
 
@@ -102,24 +109,29 @@ class LineAnswerer:
     async def answer(self, asked: Asked, number: int) -> Outcome:
         """Return how a line ends, however long that takes.
 
-        The same line asked again, also by another process, leads to the same jobs.
+        The same line asked again, also by another process, leads to the same jobs. Raises
+        `InferqError` where the line cannot be submitted and that is not its own fault.
         """
         tries = 0
         while tries < MAX_TRIES:
             try:
                 jobs = await self._submit(asked, number, tries)
             except IdempotencyConflict:  # an earlier version of us asked otherwise
+                await self._cancel_submitted(asked, number, tries)
                 tries += 1
                 continue
-            except InferqError as error:
+            except InvalidRequestError as error:
+                await self._cancel_submitted(asked, number, tries)
                 return Answered.refused(to_http_error(error))
             if jobs is None:
+                await self._cancel_submitted(asked, number, tries)
                 return self._ended()
             try:
                 return await self._collect(jobs, number)
             except (StreamExpired, StreamGap, JobNotFound) as error:
                 tries += 1
                 logger.warning("result lost", batch=self._plan.batch_id, error=str(error))
+                await jobs.cancel()  # those beside it: all are asked anew
         return Unanswered("result_lost", f"The result was lost {MAX_TRIES} times.")
 
     def _ended(self, job_ids: tuple[str, ...] = ()) -> Unanswered:
@@ -128,15 +140,8 @@ class LineAnswerer:
     async def _submit(self, asked: Asked, number: int, tries: int) -> Submitted | None:
         """Submit a line's jobs as soon as the queue takes them; None if the batch ends before."""
         plan, pause_s = self._plan, FIRST_PAUSE_S
-        key = f"{plan.batch_id}\n{number}" + (f"\n{tries}" if tries else "")
         while True:
-            delivery = Delivery(
-                lane=plan.lane,
-                deadline_s=self._deadline_s(),
-                key=key,
-                scope=plan.owner or "",
-                cancel_on_disconnect=False,
-            )
+            delivery = self._delivery(number, tries)
             try:
                 return await submit(
                     plan.client, plan.client.queue, asked, delivery, cancels_partial=False
@@ -147,6 +152,27 @@ class LineAnswerer:
                 return None
             await self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _cancel_submitted(self, asked: Asked, number: int, tries: int) -> None:
+        """Cancel the jobs of a line that is not waited for, whoever submitted them, and when."""
+        client, delivery = self._plan.client, self._delivery(number, tries)
+        keys = [delivery.job_key(position) for position in range(len(asked.prompts))]
+        try:
+            found = await asyncio.gather(*(client.find_job(key) for key in keys if key is not None))
+        except InferqError as error:  # as with jobs that cannot be cancelled: a deadline ends them
+            logger.warning("jobs not cancelled", batch=self._plan.batch_id, error=str(error))
+            return
+        await cancel_all(client, [handle.id for handle in found if handle is not None])
+
+    def _delivery(self, number: int, tries: int) -> Delivery:
+        plan = self._plan
+        return Delivery(
+            lane=plan.lane,
+            deadline_s=self._deadline_s(),
+            key=f"{plan.batch_id}\n{number}" + (f"\n{tries}" if tries else ""),
+            scope=plan.owner or "",
+            cancel_on_disconnect=False,
+        )
 
     def _deadline_s(self) -> float | None:
         left = self._plan.seconds_left
@@ -164,10 +190,14 @@ class LineAnswerer:
     async def _read(self, jobs: Submitted) -> Outcome:
         while True:
             try:
-                answers = await collect_answers(jobs, timeout_s=IDLE_S)
+                answers = await collect_answers(
+                    jobs, timeout_s=IDLE_S, add_echo=partial(self._add_echo, jobs)
+                )
             except ResultTimeout:
                 continue
-            except ServerLost as error:
+            except _NoEcho:
+                return self._ended(jobs.ids)
+            except (QueueFull, ServerLost) as error:
                 logger.debug("result waits", batch=self._plan.batch_id, error=str(error))
                 await asyncio.sleep(jitter(LONGEST_PAUSE_S))
                 continue
@@ -178,6 +208,26 @@ class LineAnswerer:
             usage = total_usage(answer.choices.usage for answer in answers)
             body = response_body(jobs.note, jobs.ids[0], answers)
             return Answered(200, body, jobs.ids[0], usage, jobs.ids)
+
+    async def _add_echo(self, jobs: Submitted, choices: JobChoices, first: StreamEvent) -> None:
+        """Learn the prompt's text by the batch's lane, as soon as the queue takes the question.
+
+        Raises `_NoEcho` if the batch ends before.
+        """
+        plan, pause_s = self._plan, FIRST_PAUSE_S
+        token_ids = list(first.prompt_token_ids or ())
+        while True:
+            try:
+                told = await plan.client.tokenize(token_ids, model=jobs.note.model, lane=plan.lane)
+            except (QueueFull, ResultTimeout, StreamExpired, StreamGap, JobNotFound) as error:
+                logger.debug("echo waits", batch=plan.batch_id, error=str(error))
+                if self.ending is not None:
+                    raise _NoEcho(str(error)) from error
+            else:
+                choices.echo_text = told.text
+                return
+            await self._pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _of_error(self, error: InferqError, jobs: Submitted) -> Outcome:
         is_ours = isinstance(error, JobExpired) and self._plan.seconds_left is not None
@@ -195,7 +245,10 @@ class LineAnswerer:
 
 
 async def forget_jobs(client: AsyncClient, job_ids: Sequence[str]) -> None:
-    """Let go of jobs whose results are kept elsewhere; what fails is left to their retention."""
+    """Let go of jobs whose results are kept elsewhere; what fails is left to their retention.
+
+    So are those that have not ended: others of a line whose first failed.
+    """
     by_partition: dict[int, list[str]] = {}
     for job_id in job_ids:
         by_partition.setdefault(partition_of(job_id), []).append(job_id)

@@ -332,3 +332,17 @@ async def test_url_and_queue_come_from_the_environment(
     async with AsyncClient() as client:
         handle = await client.submit("a")
     assert await valkey_client.exists(f"inferq:{{{queue}.0}}:job:{handle.id}")
+
+
+async def test_a_job_is_found_by_its_idempotency_key_in_any_partition(
+    valkey_url: str, queue: str
+) -> None:
+    async with AsyncClient(valkey_url, queue, partitions=3) as client:
+        for key in ("a", "b", "c", "d"):
+            made = await client.submit("x", idempotency_key=key)
+            found = await client.find_job(key)
+            assert found is not None
+            assert found.id == made.id
+        assert await client.find_job("unknown") is None
+        with pytest.raises(InvalidRequestError, match="idempotency_key"):
+            await client.find_job("")

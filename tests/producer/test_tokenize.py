@@ -1,4 +1,4 @@
-"""Asking for a prompt's tokens: by the high lane, once, and nothing is left behind."""
+"""Asking for a prompt's tokens: by the high lane unless told, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -134,3 +134,15 @@ def test_plain_code_gets_the_same(sync_client: Client, worker_thread: Any) -> No
     finally:
         thread.join()
     assert sync_client.queue_length().finished_total == 1
+
+
+async def test_the_lane_can_be_given(
+    client: AsyncClient, worker: Any, queue: str, valkey_client: redis.asyncio.Redis
+) -> None:
+    asking = asyncio.create_task(client.tokenize("a€a", lane="low"))
+    (claimed,) = await worker.wait_for_jobs(1, at_once=1)
+    assert await valkey_client.hget(QueueKeys(queue).job(claimed.job_id), "lane") == b"low"
+    await worker.publish(claimed, 0, FIRST, LAST, terminal=FinishReason.STOP)
+    assert await asking == TOKENS
+    with pytest.raises(InvalidRequestError, match="lane"):
+        await client.tokenize("a", lane="odd")

@@ -72,3 +72,20 @@ async def test_what_is_let_go_of_is_gone_before_its_time(q: Any) -> None:
 
     for key in (q.keys.job(job_id), q.keys.out(job_id)):
         assert await q.redis.pttl(key) <= 1
+
+
+async def test_a_job_that_has_not_ended_is_not_let_go_of(q: Any) -> None:
+    ids = [await q.enqueue() for _ in range(3)]
+    jobs = (await q.claim()).claimed
+    await q.end("a", jobs[0])
+    assert await q.scripts.forget(*ids, "0" * 32 + "-0") == 1
+    await q.end("a", jobs[1])
+    assert (await q.scripts.load()).running == len(jobs) - 2
+    assert await q.redis.pttl(q.keys.job(ids[1])) > 1
+    assert await q.redis.pttl(q.keys.job(ids[2])) == -1
+
+
+async def test_a_job_is_found_by_its_key(q: Any) -> None:
+    job_id = await q.enqueue(idempotency_key="mine")
+    assert await q.scripts.find("mine") == job_id
+    assert await q.scripts.find("another's") is None

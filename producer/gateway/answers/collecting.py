@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
+from inferq.producer import StreamEvent
 from inferq.producer.gateway.answers.answer import JobAnswer
+from inferq.producer.gateway.answers.choices import JobChoices
 from inferq.producer.gateway.answers.note import Kind, Note
 from inferq.producer.gateway.errors import HttpError
 from inferq.producer.gateway.requests.submission import TOKENS_FIELD, Submitted
 from inferq.producer.server import end_tasks
-from inferq.protocol.errors import JobFailed
+from inferq.protocol.errors import JobCancelled, JobExpired, JobFailed
 
 #: The protocol's name of the form that an answer must have.
 _FORM: Final = "structured_outputs"
@@ -18,11 +21,19 @@ _FORM: Final = "structured_outputs"
 _READ_AT_ONCE: Final = 64
 
 
-async def collect_answers(jobs: Submitted, *, timeout_s: float) -> list[JobAnswer]:
-    """Read all jobs to their ends; the first that fails takes the others with it.
+#: Gives choices the prompt that they begin with, which the first event has as tokens only.
+AddEcho = Callable[[JobChoices, StreamEvent], Awaitable[None]]
 
-    Raises what `TokenStream` raises; `timeout_s` is for the whole of each job.
+
+async def collect_answers(
+    jobs: Submitted, *, timeout_s: float, add_echo: AddEcho | None = None
+) -> list[JobAnswer]:
+    """Read all jobs to their ends; the first that ends without an answer takes the others with it.
+
+    Raises what `TokenStream` and `add_echo` raise; `timeout_s` is for the whole of each job.
+    `add_echo` None is `Submitted.add_echo`.
     """
+    add_echo = add_echo or jobs.add_echo
     answers = [JobAnswer(choices) for choices in jobs.choices()]
     slots = asyncio.Semaphore(_READ_AT_ONCE)
 
@@ -35,13 +46,13 @@ async def collect_answers(jobs: Submitted, *, timeout_s: float) -> list[JobAnswe
         ):
             async for event in stream:
                 if answer.choices.needs_echo:
-                    await jobs.add_echo(answer.choices, event)
+                    await add_echo(answer.choices, event)
                 answer.feed(event)
 
     reading = [asyncio.create_task(read(answer)) for answer in answers]
     try:
         await asyncio.gather(*reading)
-    except JobFailed:
+    except (JobFailed, JobCancelled, JobExpired):
         await end_tasks(reading)
         await jobs.cancel()
         raise

@@ -282,10 +282,10 @@ async def test_a_worker_may_be_absent_for_longer_than_any_wait(
     waits = 0
     collect = answering.collect_answers
 
-    async def collect_briefly(jobs: Any, *, timeout_s: float) -> Any:
+    async def collect_briefly(jobs: Any, *, timeout_s: float, **options: Any) -> Any:
         nonlocal waits
         waits += 1
-        return await collect(jobs, timeout_s=min(timeout_s, 0.1))
+        return await collect(jobs, timeout_s=min(timeout_s, 0.1), **options)
 
     monkeypatch.setattr(answering, "collect_answers", collect_briefly)
     batch = await make_batch([line_of("a")])
