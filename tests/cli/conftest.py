@@ -126,7 +126,7 @@ class Leftovers:
         for number in self.processes():
             os.kill(number, signal.SIGKILL)
 
-    def check_there_are_none(self, timeout_s: float = 2) -> None:
+    def check_there_are_none(self, timeout_s: float = 10) -> None:
         deadline = time.monotonic() + timeout_s
         while (self.processes() or any(self.folder.iterdir())) and time.monotonic() < deadline:
             time.sleep(0.05)

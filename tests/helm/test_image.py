@@ -109,5 +109,7 @@ def test_every_package_of_the_images_is_pinned() -> None:
 
 
 def test_the_bases_are_pinned() -> None:
-    for image in re.findall(r"^ARG \w+_IMAGE=(\S+)$", TEXT, flags=re.MULTILINE):
+    images = re.findall(r"^ARG \w+_IMAGE=(\S+)$", TEXT, flags=re.MULTILINE)
+    assert len(images) == 2
+    for image in images:
         assert re.search(r":\d+\.\d+\.\d+", image), image

@@ -186,7 +186,9 @@ def test_triggers_have_only_metadata_that_they_know_as_text(rendering) -> None:
     ],
 )
 def test_triggers_reach_the_workers_server(helm4, scenario: str, types, connection) -> None:
-    for scaled_object in helm4.scenario(scenario).of_kind("ScaledObject"):
+    scaled = helm4.scenario(scenario).of_kind("ScaledObject")
+    assert scaled
+    for scaled_object in scaled:
         triggers = scaled_object["spec"]["triggers"]
         assert {trigger["type"] for trigger in triggers} == types
         for trigger in triggers:

@@ -321,7 +321,7 @@ def test_a_process_that_hangs_or_breaks_is_a_finding(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nsleep 60\n")
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     (found,) = worker.examine(None, "auto", timeout_s=0.1)

@@ -199,16 +199,17 @@ async def test_all_bodies_together_stay_within_their_memory(
     make_app: Callable[..., FastAPI],
 ) -> None:
     app = make_app(max_body_bytes=10_000, max_bodies_bytes=15_000)
-    go_on = asyncio.Event()
+    is_held, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
         yield b" " * 8_000
+        is_held.set()  # the gateway asks for more
         await go_on.wait()
         yield b'{"size": 1}'
 
     async with client_of(app) as client:
         first = asyncio.create_task(client.post("/v1/orders", content=slow()))
-        await asyncio.sleep(0.1)
+        await is_held.wait()
         second = await client.post("/v1/orders", content=b" " * 8_000)
         assert second.status_code == 503
         assert second.headers["Retry-After"] == "1"

@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from inferq.producer.batches.storage import FileStorage
 from inferq.producer.gateway import batch_files
 from inferq.producer.gateway.routes import files as files_module
 
@@ -261,6 +262,30 @@ def test_beyond_what_may_be_held_uploads_and_downloads_are_503s(
         assert (answer.status_code, error_of(answer)["code"]) == (503, "overloaded")
         assert "Retry-After" in answer.headers
     assert http.get(f"/v1/files/{made['id']}/content").content == LINE
+
+
+def test_an_upload_reserves_what_the_storage_holds_of_it(
+    start_gateway: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    def writer_bytes(_: FileStorage, size: int | None) -> int:
+        asked.append(size)
+        return 0 if size is not None and size < 2000 else batch_files.MAX_HELD_BYTES
+
+    monkeypatch.setattr(FileStorage, "writer_bytes", writer_bytes)
+    with httpx.Client(base_url=start_gateway(batch_storage=str(folder)).url) as http:
+        assert upload(http)["bytes"] == len(LINE)
+        made = httpx.Request(
+            "POST", "http://x", data={"purpose": "batch"}, files={"file": ("f", LINE * 30)}
+        )
+        kind, body = {"content-type": made.headers["content-type"]}, made.read()
+        whole = http.post("/v1/files", content=body, headers=kind)
+        streamed = http.post("/v1/files", content=iter([body]), headers=kind)
+    for answer in (whole, streamed):
+        assert (answer.status_code, error_of(answer)["code"]) == (503, "overloaded")
+    assert asked[1:] == [len(body), None]
+    assert len(stored(folder)) == 1
 
 
 def test_a_key_s_files_are_no_other_s(

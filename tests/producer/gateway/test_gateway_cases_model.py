@@ -20,6 +20,8 @@ pytestmark = pytest.mark.model
 
 READY_TIMEOUT_S = 120.0
 PROMPT = "The capital of France is"
+#: What no two samples say alike.
+STORY: Any = [{"role": "user", "content": "Tell me a long story about a lighthouse."}]
 MESSAGES: Any = [{"role": "user", "content": "What is the capital of France? Be brief."}]
 
 
@@ -115,7 +117,7 @@ def test_a_chat_is_what_the_sdk_returns_and_stops_where_it_is_told(
 
 def test_a_seed_fixes_every_choice_also_in_a_stream(client: openai.OpenAI, model: str) -> None:
     asked: dict[str, Any] = {
-        "model": model, "messages": MESSAGES, "max_tokens": 16, "n": 2, "seed": 11,
+        "model": model, "messages": STORY, "max_tokens": 16, "n": 2, "seed": 11,
         "temperature": 1.0,
     }  # fmt: skip
     first, second = (client.chat.completions.create(**asked) for _ in range(2))

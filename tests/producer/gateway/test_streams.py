@@ -214,12 +214,9 @@ def test_a_client_that_goes_away_leaves_its_job_unless_it_asked_otherwise(
             next(answer.iter_lines())
         jobs = answer.headers["x-inferq-job-id"].split(",")
         _wait_until(lambda: len(engine.aborted) >= before + len(jobs))  # noqa: B023
-    with pytest.raises(httpx.ReadTimeout):
-        http.post(
-            "/v1/completions",
-            json={"prompt": "A", "max_tokens": 4000, "cancel_on_disconnect": True},
-            timeout=0.3,
-        )
+    before = len(engine.requests)
+    with _send(gateway, {"prompt": "A", "max_tokens": 4000, "cancel_on_disconnect": True}):
+        _wait_until(lambda: len(engine.requests) > before)
     _wait_until(lambda: len(engine.aborted) == 4)
     assert read(http, kept)[-2].data["choices"][0]["finish_reason"] == "length"
     _wait_until(lambda: len(gateway.app.state.gateway.in_flight) == 0)
@@ -230,7 +227,7 @@ def test_a_deadline_is_a_504_or_an_event_of_the_stream(
 ) -> None:
     stand_in_worker.slow_down(0.05)
     asked = {"prompt": "Hi", "max_tokens": 4000}
-    headers = {"X-Inferq-Deadline": "0.5"}
+    headers = {"X-Inferq-Deadline": "1.5"}  # some tokens come before it on a slow machine too
 
     def ask(stream: bool) -> httpx.Response:
         return http.post("/v1/completions", json={**asked, "stream": stream}, headers=headers)
@@ -306,14 +303,7 @@ def test_a_client_that_does_not_read_is_waited_for(gateway: Any, stand_in_worker
     """Its events stay in the server; they are not heaped up in the gateway."""
     stand_in_worker.slow_down(0)
     asked = {"prompt": "Hi", "max_tokens": 1500, "n": 4, "logprobs": 20, "stream": True}
-    body = json.dumps(asked).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: "
-    url = httpx.URL(gateway.url)
-    with socket.socket() as client:
-        # set before it connects, so that the system holds little for it
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect((url.host, url.port))
-        client.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
+    with _send(gateway, asked) as client:
         answer = client.recv(1024)
         _wait_until(lambda: gateway.run(_buffered(gateway)) > 64)
         _wait_until(lambda: not stand_in_worker.engine._running)
@@ -323,6 +313,18 @@ def test_a_client_that_does_not_read_is_waited_for(gateway: Any, stand_in_worker
             answer += piece
     assert answer.count(b"data: {") == 4 * 1500 + 4
     assert b"data: [DONE]" in answer
+
+
+def _send(gateway: Any, asked: dict[str, Any]) -> socket.socket:
+    """Ask for a completion on a connection that takes little of its answer before it is read."""
+    body, url = json.dumps(asked).encode(), httpx.URL(gateway.url)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: "
+    client = socket.socket()
+    # set before it connects, so that the system holds little for it
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect((url.host, url.port))
+    client.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
+    return client
 
 
 async def _buffered(gateway: Any) -> int:

@@ -127,8 +127,12 @@ async def test_a_lone_source_is_closed_with_its_reader(
     await worker.publish(claimed, 0, words(0, 1))
     merged = merge([follow(client, job.id, keep_alive_s=30, idle_s=30)])
     await anext(merged)
+    assert _num_followed(client) == 1
     await merged.aclose()
-    await asyncio.sleep(0.05)
-    assert not any(
-        reader._count for readers in client._readers._readers.values() for reader in readers
-    )
+    async with asyncio.timeout(30):
+        while _num_followed(client):  # noqa: ASYNC110 - a task of the readers
+            await asyncio.sleep(0.01)
+
+
+def _num_followed(client: AsyncClient) -> int:
+    return sum(reader._count for readers in client._readers._readers.values() for reader in readers)
