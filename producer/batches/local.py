@@ -83,7 +83,8 @@ async def run_local_batch(
             raise
         if client is None:
             return LocalResult(state.checkpoint.counts, False, resumed)
-        counts, is_complete = await _run(batch, state, client, stop, on_progress)
+        with contextlib.closing(FileStorage(str(batch.folder))) as storage:
+            counts, is_complete = await _run(batch, state, client, storage, stop, on_progress)
         on_progress(counts)
         if is_complete:
             await asyncio.to_thread(make_files, batch, state)
@@ -95,6 +96,7 @@ async def _run(
     batch: LocalBatch,
     state: LocalState,
     client: AsyncClient,
+    storage: FileStorage,
     stop: asyncio.Event,
     on_progress: Callable[[Counts], None],
 ) -> tuple[Counts, bool]:
@@ -113,7 +115,7 @@ async def _run(
             repeated=found.repeated,
         ),
         answerer=answerer,
-        storage=FileStorage(str(batch.folder)),
+        storage=storage,
         folder=_PARTS,
         journal=state,
         window=batch.window,

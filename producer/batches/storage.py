@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import io
 import os
 import re
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,8 +27,10 @@ logger = structlog.get_logger("inferq.batches")
 
 #: Bytes read at once.
 READ_BYTES: Final = 4 * 2**20
-#: Bytes of a part of an upload to S3, which holds one of them in memory.
-UPLOAD_PART_BYTES: Final = 8 * 2**20
+#: Bytes of a part of an upload to S3: the fewest that it takes.
+UPLOAD_PART_BYTES: Final = 5 * 2**20
+#: Operations of one storage under way at once, each in a thread of the storage's own.
+MAX_THREADS: Final = 16
 #: Time-outs in seconds of one request to S3.
 S3_CONNECT_TIMEOUT_S: Final = 5
 S3_READ_TIMEOUT_S: Final = 60
@@ -82,7 +87,7 @@ class FileStorage:
     `endpoint_url` is that of a storage that speaks like S3; credentials and region come from the
     environment as with every AWS client. Names are made by us: an id, or two joined by a slash.
     Raises `InvalidRequestError` (field `batch_storage`) for a URL that is none of these and
-    `MissingExtraError` without s3fs; its methods raise `StorageError`.
+    `MissingExtraError` without s3fs; its methods raise `StorageError`. `close` ends its threads.
     """
 
     def __init__(self, url: str, *, endpoint_url: str | None = None) -> None:
@@ -105,10 +110,27 @@ class FileStorage:
             self._options = _s3_options(endpoint_url)
         self._made: Any = None
         self._lock = threading.Lock()
+        # not the loop's, which resolves names: a storage that hangs must not stop that
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="inferq-storage")
         self.name = f"{protocol}://{self._root}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
+
+    def close(self) -> None:
+        """Let its threads end, once nothing is read or written any more."""
+        self._threads.shutdown(wait=False)
+
+    def writer_bytes(self, size: int | None) -> int:
+        """Return how many bytes a writer holds at most of a file of `size` bytes; None: any size.
+
+        Those of the write under way are the caller's.
+        """
+        if self._is_local:
+            return io.DEFAULT_BUFFER_SIZE
+        part = UPLOAD_PART_BYTES if size is None else min(size, UPLOAD_PART_BYTES)
+        # the part that is gathered, whose buffer grows by eighths, and a copy while it is sent
+        return 2 * part + part // 4
 
     @asynccontextmanager
     async def writer(self, name: str) -> AsyncIterator[FileWriter]:
@@ -198,7 +220,9 @@ class FileStorage:
         return await self._call(lambda _: operation())
 
     async def _call(self, operation: Callable[[Any], T]) -> T:
-        return await asyncio.to_thread(self._translated, operation)
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, context.run, self._translated, operation)
 
     def _translated(self, operation: Callable[[Any], T]) -> T:
         try:
@@ -324,15 +348,18 @@ class _ThreadedWriter:
         self.size += len(data)
 
     async def commit(self) -> None:
-        await self._perform(self._writer.commit)
-        self._is_committed = True
+        def commit() -> None:
+            self._writer.commit()
+            self._is_committed = True  # here: who waits for it may be cancelled meanwhile
+
+        await self._perform(commit)
 
     async def close(self) -> None:
         """Leave nothing behind unless the file was committed."""
-        if self._is_committed:
-            return
         if self._running is not None:
             await asyncio.wait([self._running])
+        if self._is_committed:
+            return
         try:
             await self._perform(self._writer.abort)
         except StorageError as error:

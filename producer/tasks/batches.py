@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any, Final
 
 import structlog
@@ -47,6 +47,17 @@ async def run_batches(
 
     `on_kept` is told of lines whose answers are kept: how many succeeded, and failed.
     """
+    with closing(open_storage(settings)) as storage:
+        await _run_turn(settings, queue, storage, is_stopping, on_kept)
+
+
+async def _run_turn(
+    settings: TasksSettings,
+    queue: str,
+    storage: FileStorage,
+    is_stopping: Callable[[], bool],
+    on_kept: Callable[[int, int], None],
+) -> None:
     async with _clients(settings) as clients:
         home = clients.of(queue)
         await home.run(
@@ -56,7 +67,7 @@ async def run_batches(
         turn = BatchTurn(
             TurnPlan(
                 store=BatchStore(home),
-                storage=open_storage(settings),
+                storage=storage,
                 clients=clients,
                 window=settings.batch_window,
                 lease_s=settings.batch_lease_s,
@@ -80,11 +91,12 @@ async def expire_batches(
     Those of all queues: `queue` is any of this process's. Raises `ForeignStorage` for a storage
     that is another server's.
     """
-    async with _clients(settings) as clients:
-        store, storage = BatchStore(clients.of(queue)), open_storage(settings)
-        removed = await remove_expired(store, storage, is_stopping)
-        leftovers = await remove_leftovers(store, storage)
-        logger.debug("batches expired", removed=removed, leftovers=leftovers)
+    with closing(open_storage(settings)) as storage:
+        async with _clients(settings) as clients:
+            store = BatchStore(clients.of(queue))
+            removed = await remove_expired(store, storage, is_stopping)
+            leftovers = await remove_leftovers(store, storage)
+    logger.debug("batches expired", removed=removed, leftovers=leftovers)
 
 
 def open_storage(settings: TasksSettings) -> FileStorage:

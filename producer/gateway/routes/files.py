@@ -42,7 +42,7 @@ async def upload_file(request: Request) -> dict[str, Any]:
     access: Access = request.state.access
     with gateway.in_flight.slot():
         async with files.memory.reading() as memory:
-            memory.grow(WRITE_BYTES)
+            memory.grow(WRITE_BYTES + files.storage.writer_bytes(_length_of(request)))
             async with await gateway.limiter.admit(access, streams=0):
                 record = await _receive(request, files, gateway.settings.batch_file_age_s)
     return file_object(record)
@@ -114,6 +114,12 @@ class _Download(StreamingResponse):
         async with self._memory.reading() as held:
             held.grow(READ_BYTES)
             await super().__call__(scope, receive, send)
+
+
+def _length_of(request: Request) -> int | None:
+    """Return how many bytes the body has, where that is known before it is read."""
+    length = request.headers.get("content-length", "")
+    return int(length[:20]) if length.isascii() and length.isdigit() else None
 
 
 async def _receive(request: Request, files: BatchFiles, age_s: float) -> FileRecord:

@@ -6,13 +6,18 @@ import asyncio
 import errno
 import os
 import sys
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from inferq.producer.batches import storage as module
 from inferq.producer.batches.storage import (
+    MAX_THREADS,
     UPLOAD_PART_BYTES,
     FileStorage,
     StorageError,
@@ -30,6 +35,8 @@ def any_storage(request: pytest.FixtureRequest, storage: FileStorage) -> FileSto
     return made
 
 
+#: Generous: the machine may be busy.
+TIMEOUT_S = 60
 #: Few bytes at once, so that a small file takes several reads.
 READ_BYTES = 3 * 2**20
 
@@ -115,6 +122,82 @@ async def test_nothing_stays_of_a_writer_that_is_cancelled(
         await task
     assert await any_storage.listing() == []
     assert not temporary_files(tmp_path)
+
+
+async def test_a_file_that_is_committed_while_nobody_waits_any_more_stays(
+    storage: FileStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+    fsync = os.fsync
+
+    def wait(descriptor: int) -> None:
+        begun.set()
+        assert may_go_on.wait(TIMEOUT_S)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", wait)
+    writing = asyncio.create_task(write(storage, "file-1", b"whole"))
+    assert await asyncio.to_thread(begun.wait, TIMEOUT_S)
+    writing.cancel()
+    await asyncio.sleep(0)
+    may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert await read(storage, "file-1") == b"whole"
+    assert not temporary_files(tmp_path)
+
+
+async def test_a_storage_that_hangs_holds_nothing_else_up(storage: FileStorage) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))  # as few threads as a small machine has
+    may_go_on = threading.Event()
+    hanging = [
+        asyncio.create_task(storage.call(lambda: may_go_on.wait(TIMEOUT_S)))
+        for _ in range(2 * MAX_THREADS)
+    ]
+    try:
+        found = await asyncio.wait_for(loop.getaddrinfo("127.0.0.1", 80), TIMEOUT_S / 2)
+        assert found
+        assert len(threads_of_storages()) <= MAX_THREADS
+    finally:
+        may_go_on.set()
+    assert all(await asyncio.gather(*hanging))
+    threads = threads_of_storages()
+    storage.close()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, TIMEOUT_S)
+        assert not thread.is_alive()
+
+
+def threads_of_storages() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("inferq-storage")]
+
+
+@pytest.mark.parametrize("size", [1000, 2**20, UPLOAD_PART_BYTES, 3 * UPLOAD_PART_BYTES + 7])
+def test_a_writer_holds_no_more_than_the_storage_says(
+    s3_storage: FileStorage, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from s3fs.core import S3File
+
+    def begin(file: Any) -> None:
+        file.mpu, file.parts = {"UploadId": "1"}, []
+
+    monkeypatch.setattr(S3File, "_initiate_upload", begin)
+    monkeypatch.setattr(S3File, "_call_s3", lambda *_, **__: {"ETag": "x"})
+    piece = b"x" * (64 * 2**10)
+    files = fsspec.filesystem("s3", skip_instance_cache=True, anon=True)
+    writer = module._BucketWriter(files, "batches/x")
+    tracemalloc.start()
+    try:
+        for first in range(0, size, len(piece)):
+            writer.write(piece[: size - first])
+        writer.commit()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    most = s3_storage.writer_bytes(size)
+    assert peak <= most + 2 * len(piece)
+    assert most <= s3_storage.writer_bytes(None) < 3 * UPLOAD_PART_BYTES
 
 
 async def test_what_is_deleted_is_gone(any_storage: FileStorage) -> None:
