@@ -81,8 +81,10 @@ def _is_serving(process: Path) -> bool:
 def _command_of(process: Path) -> str | None:
     """Return the command of `inferq` that a process runs, None for other programs."""
     words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    commands = (word for before, word in pairwise(words) if before.rpartition("/")[2] == "inferq")
-    return next(commands, None)
+    names = [word.rpartition("/")[2] for word in words]
+    if not names[0].startswith("python"):
+        return None  # what starts it, such as an init, has the same words
+    return next((command for name, command in pairwise(names) if name == "inferq"), None)
 
 
 def _target(link: Path) -> str:

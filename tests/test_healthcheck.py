@@ -39,9 +39,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     (tmp_path / "inferq").write_text(PROGRAM)
     started: list[subprocess.Popen[bytes]] = []
 
-    def call(command: str = "worker", host: str = "127.0.0.1", problem: str = "") -> int:
+    def call(
+        command: str = "worker", host: str = "127.0.0.1", problem: str = "", starter: str = ""
+    ) -> int:
         process = subprocess.Popen(
-            [sys.executable, "-P", tmp_path / "inferq", command, host, problem],
+            [*starter.split(), sys.executable, "-P", tmp_path / "inferq", command, host, problem],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -90,6 +92,13 @@ def test_a_gateway_that_does_not_listen_is_not_healthy(start: Start) -> None:
 )
 def test_what_serves_is_found_by_its_command(start: Start, command: str, is_asked: bool) -> None:
     assert (start(command) in healthcheck.serving_processes()) == is_asked
+
+
+def test_what_starts_a_gateway_is_not_asked_in_its_place(start: Start) -> None:
+    pid = start("gateway", starter="timeout 100")
+    [child] = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    found = healthcheck.serving_processes()
+    assert (pid in found, child in found) == (False, True)
 
 
 @pytest.mark.parametrize(("problem", "code"), [("", 0), ("stuck", 1)])

@@ -133,7 +133,7 @@ def _kernels(machine: MachineFacts, device: str) -> Iterator[Finding]:
                 "triton", "not installed: no kernel runs on the GPU", "pip install triton"
             )
         return
-    mode = os.environ.get("INFERQ_NATIVE_KERNELS", "auto")
+    mode = os.environ.get("INFERQ_NATIVE_KERNELS") or "auto"
     if machine.compiler is not None:
         yield _DEVICE.ok("native kernels", f"{machine.compiler} ({mode})")
     elif mode == "off":

@@ -67,15 +67,20 @@ def test_every_field_that_an_error_may_name_is_one_of_the_gateways() -> None:
         assert shown.message == f"{shown.param}: is bad"
 
 
-@pytest.mark.parametrize("field", sorted(f.name for f in dataclasses.fields(SamplingParams)))
-@pytest.mark.parametrize("kind", ["completion", "chat"])
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        (kind, field.name)
+        for kind, body in (("completion", CompletionBody), ("chat", ChatBody))
+        for field in dataclasses.fields(SamplingParams)
+        if field.name in body.model_fields
+    ],
+)
 @pytest.mark.parametrize("more", [{}, {"use_beam_search": True}, {"temperature": 0}, {"n": 3}])
 def test_no_parameter_of_a_body_is_refused_in_other_words(
-    field: str, kind: str, more: dict[str, Any]
+    kind: str, field: str, more: dict[str, Any]
 ) -> None:
     body = CompletionBody if kind == "completion" else ChatBody
-    if field not in body.model_fields:
-        return
     for value in (-3, 0, 2, 10**12, [], ["x"] * 5000, [-1], True, "", "never", {"x": 1}):
         given = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], **more}
         del given["messages" if kind == "completion" else "prompt"]
