@@ -29,8 +29,10 @@ from inferq.protocol.scripts import QueueScripts
 async def make_directory(valkey_url: str) -> AsyncIterator[Callable[..., Directory]]:
     async with AsyncExitStack() as stack:
 
-        def make(*queues: str, url: str = valkey_url, **settings: Any) -> Directory:
-            clients = {queue: AsyncClient(url, queue, timeout_s=1) for queue in queues}
+        def make(
+            *queues: str, url: str = valkey_url, timeout_s: float = 30.0, **settings: Any
+        ) -> Directory:
+            clients = {queue: AsyncClient(url, queue, timeout_s=timeout_s) for queue in queues}
             for client in clients.values():
                 stack.push_async_callback(client.aclose)
             given = {"redis_url": url, "queues": queues, **settings}
@@ -205,7 +207,7 @@ async def test_a_server_that_is_away_changes_nothing_but_readiness(
     with EmbeddedServer() as server:
         async with redis.asyncio.Redis.from_url(server.url) as client:
             await QueueScripts(client, QueueKeys(queue)).register("w", {"model": "a"})
-        directory = make_directory(queue, url=server.url)
+        directory = make_directory(queue, url=server.url, timeout_s=1.0)
         assert not directory.is_current
         await directory.look()
         assert directory.is_current
