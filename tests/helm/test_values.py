@@ -208,6 +208,16 @@ def test_a_label_that_is_given_twice_is_there_once(helm4) -> None:
         assert labels.items() >= pod["spec"]["selector"]["matchLabels"].items()
 
 
+def test_the_annotation_that_restarts_the_server_is_there_once(helm4) -> None:
+    given = {"inferq/config": "mine", "team": "data"}
+    rendering = helm4.values({**POOL, "valkey.podAnnotations": given})
+    assert rendering.text.count("inferq/config: ") == 1
+    [server] = rendering.of_kind("StatefulSet")
+    annotations = server["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["team"] == "data"
+    assert annotations["inferq/config"] != "mine"
+
+
 def test_both_helms_ask_the_schema(helm) -> None:
     message = helm.refusal({**POOL, "pools.chat.settings": {"max_model_length": 1}})
     assert "max_model_length" in message
