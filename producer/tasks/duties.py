@@ -201,15 +201,25 @@ class _Round:
         )
 
     async def run(self) -> bool:
-        """Make one round; return whether there was anything to do."""
+        """Make one round; return whether there was anything to do.
+
+        A fault of one delivery is raised once the others are through: ended amidst their calls,
+        they would be made twice.
+        """
         lease_s = self._settings.webhook_timeout_s + LEASE_MARGIN_S
         taken = await self._store.take(most=AT_ONCE, lease_ms=int(lease_s * 1000))
         waiting: dict[str, int] = {}
-        async with asyncio.TaskGroup() as group:
+        delivering: list[asyncio.Task[None]] = []
+        try:
             for delivery in taken:
                 host = urlsplit(delivery.url).hostname or ""
                 if await self._may_call(delivery, host, waiting):
-                    group.create_task(self._deliver(delivery, host))
+                    delivering.append(asyncio.create_task(self._deliver(delivery, host)))
+        finally:
+            ends = await asyncio.gather(*delivering, return_exceptions=True)
+        for end in ends:
+            if end is not None:
+                raise end
         return bool(taken)
 
     async def _may_call(self, delivery: TakenDelivery, host: str, waiting: dict[str, int]) -> bool:

@@ -18,6 +18,7 @@ from inferq.producer.tasks import deliveries as deliveries_module
 from inferq.producer.tasks import duties, outbox
 from inferq.producer.tasks.deliveries import DeadDelivery, NewDelivery
 from inferq.producer.tasks.duties import Duties
+from inferq.producer.tasks.sending import Sender
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import QueueKeys, TaskKeys
@@ -323,3 +324,33 @@ def test_a_process_that_is_to_end_begins_no_more_deliveries(
     assert len(receiver.got) == 1
     asyncio.run(Duties(settings).deliver_webhooks(queue))
     assert sorted(receiver.ids) == ["msg_0", "msg_1", "msg_2"]
+
+
+def test_a_fault_of_one_delivery_ends_no_other_amidst_its_call(
+    receiver: Any, make_answer: Any, deliveries: Any, settings: TasksSettings, queue: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    receiver.answers = [make_answer(wait_s=0.5), make_answer()]
+    send = Sender.send
+
+    async def fail_once_the_other_is_sent(sender: Sender, delivery: Any, trace: Any = None) -> Any:
+        if delivery.delivery_id != "msg_bad":
+            return await send(sender, delivery, trace)
+        while not receiver.got:  # noqa: ASYNC110 - a thread's
+            await asyncio.sleep(0.01)
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(Sender, "send", fail_once_the_other_is_sent)
+
+    async def accept(store: Any) -> None:
+        for name in ("bad", "good"):
+            await store.accept(
+                NewDelivery(f"msg_{name}", name, "x", receiver.url, "default", b"{}")
+            )
+
+    deliveries(accept)
+    with pytest.raises(RuntimeError, match="a fault"):
+        asyncio.run(Duties(settings).deliver_webhooks(queue))
+    [attempt] = deliveries(lambda store: store.log(most=10))
+    assert (attempt.delivery_id, attempt.outcome) == ("msg_good", "delivered")
+    assert receiver.ids == ["msg_good"]
