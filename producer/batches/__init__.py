@@ -4,7 +4,7 @@ May be imported by the gateway, the tasks and the command line; imports the SDK,
 the gateway's pure parts (bodies to jobs, events to answers), fsspec and orjson.
 
 - `records`   what is known of a file and of a batch
-- `store`     the records in Redis, each change atomic (`lua/`)
+- `store`     the records in Redis, each change atomic (`lua/`); `upkeep` many of them at once
 - `storage`   the files' bytes: a folder, or S3
 - `line_reader`  bytes to lines of bounded length
 - `lines`     a line to a checked request; `surveys` the first pass over a whole file

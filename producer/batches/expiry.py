@@ -10,7 +10,7 @@ import structlog
 
 from inferq.producer.batches.records import is_batch_id, is_file_id
 from inferq.producer.batches.storage import FileStorage, StoredName
-from inferq.producer.batches.store import BatchStore
+from inferq.producer.batches.upkeep import UpkeepStore
 from inferq.protocol.errors import InferqError, InvalidRequestError
 
 logger = structlog.get_logger("inferq.batches")
@@ -30,7 +30,7 @@ class ForeignStorage(InferqError):
 
 
 async def remove_expired(
-    store: BatchStore, storage: FileStorage, is_stopping: Callable[[], bool] = lambda: False
+    store: UpkeepStore, storage: FileStorage, is_stopping: Callable[[], bool] = lambda: False
 ) -> int:
     """Remove the files, and the records of ended batches, whose time is over; return how many.
 
@@ -47,7 +47,7 @@ async def remove_expired(
     return removed
 
 
-async def _remove_file(store: BatchStore, storage: FileStorage, file_id: str) -> bool:
+async def _remove_file(store: UpkeepStore, storage: FileStorage, file_id: str) -> bool:
     try:
         is_known = await store.delete_file(file_id)
     except InvalidRequestError:  # a batch reads it
@@ -58,7 +58,7 @@ async def _remove_file(store: BatchStore, storage: FileStorage, file_id: str) ->
     return is_known
 
 
-async def remove_leftovers(store: BatchStore, storage: FileStorage) -> int:
+async def remove_leftovers(store: UpkeepStore, storage: FileStorage) -> int:
     """Remove what a crash left in the storage and no record names; return how many.
 
     Takes a storage that is nobody's for this server first, and leaves it at that this time. Raises
@@ -78,7 +78,7 @@ async def remove_leftovers(store: BatchStore, storage: FileStorage) -> int:
     return len(leftovers)
 
 
-async def _is_ours(store: BatchStore, storage: FileStorage, names: Sequence[StoredName]) -> bool:
+async def _is_ours(store: UpkeepStore, storage: FileStorage, names: Sequence[StoredName]) -> bool:
     """Whether this server was told before to look after the storage; if nobody was, it is now."""
     ours = await store.server_id()
     if all(stored.name != SERVER_FILE for stored in names):
@@ -98,7 +98,7 @@ async def _is_ours(store: BatchStore, storage: FileStorage, names: Sequence[Stor
 
 
 async def _leftovers(
-    store: BatchStore, storage: FileStorage, names: Sequence[StoredName]
+    store: UpkeepStore, storage: FileStorage, names: Sequence[StoredName]
 ) -> list[StoredName]:
     oldest = time.time() - LEFTOVER_S
     folders = [each for each in names if each.changed_at is None and is_batch_id(each.name)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ import structlog
 from redis.asyncio import Redis
 
 from inferq.producer.async_client import AsyncClient
+from inferq.producer.batches.postponing import postpone
 from inferq.producer.batches.records import (
     BatchRecord,
     Counts,
@@ -208,7 +208,7 @@ class BatchStore:
             else:
                 taken.append(TakenBatch(record, token))
         if unreadable:
-            await self._run(partial(_postpone, key=due, ids=unreadable, ms=_UNREADABLE_AGAIN_MS))
+            await self._run(partial(postpone, key=due, ids=unreadable, ms=_UNREADABLE_AGAIN_MS))
         return taken
 
     async def resumption(self, batch_id: str) -> Resumption:
@@ -313,75 +313,6 @@ class BatchStore:
         token = kept.get(b"token")
         return token == str(taken.token).encode() and text(kept.get(b"status")) == status.value
 
-    async def expired(self, *, most: int) -> list[str]:
-        """Return ids of files and batches whose time is over."""
-
-        async def read(redis: Redis) -> list[bytes]:
-            now = await _now_ms(redis)
-            found: Any = await redis.zrangebyscore(
-                self._keys.expiring, "-inf", now, start=0, num=most
-            )
-            return list(found)
-
-        return [text(each) for each in await self._run(read)]
-
-    async def forget_batch(self, batch_id: str) -> None:
-        """Remove the record of a batch that has ended."""
-        owner = await self._owner(self._keys.batch(batch_id))
-
-        async def remove(redis: Redis) -> None:
-            await redis.zrem(self._keys.batches(owner), batch_id)
-            await redis.delete(self._keys.batch(batch_id), self._keys.parts(batch_id))
-            await redis.zrem(self._keys.expiring, batch_id)
-
-        await self._run(remove)
-
-    async def keep_longer(self, ids: Sequence[str], *, seconds: int) -> None:
-        """Look at what has expired, but cannot go yet, again after so many seconds."""
-        postpone = partial(_postpone, key=self._keys.expiring, ids=ids, ms=seconds * 1000)
-        await self._run(postpone)
-
-    async def known_files(self, file_ids: Sequence[str]) -> set[str]:
-        """Return those of the ids that are files with a record."""
-
-        async def read(ids: Sequence[str], redis: Redis) -> list[Any]:
-            async with redis.pipeline(transaction=False) as pipeline:
-                for file_id in ids:
-                    pipeline.exists(self._keys.file(file_id))
-                return list(await pipeline.execute())
-
-        rows = await self._in_chunks(read, file_ids)
-        return {file_id for file_id, exists in zip(file_ids, rows, strict=True) if exists}
-
-    async def have_ended(self, batch_ids: Sequence[str]) -> dict[str, bool]:
-        """Return whether batches have ended, by their ids; those without a record are left out.
-
-        One whose record cannot be read has not.
-        """
-
-        async def read(ids: Sequence[str], redis: Redis) -> list[Any]:
-            async with redis.pipeline(transaction=False) as pipeline:
-                for batch_id in ids:
-                    pipeline.exists(self._keys.batch(batch_id))
-                    pipeline.hget(self._keys.batch(batch_id), "status")
-                replies = await pipeline.execute()
-            return list(zip(replies[::2], replies[1::2], strict=True))
-
-        final = {status.value for status in Status if status.is_final}
-        rows = zip(batch_ids, await self._in_chunks(read, batch_ids), strict=True)
-        return {batch_id: text(status) in final for batch_id, (exists, status) in rows if exists}
-
-    async def server_id(self) -> str:
-        """Return this server's identity, made at random when it is first asked for."""
-        drawn = secrets.token_hex(16)
-
-        async def read(redis: Any) -> bytes | None:
-            await redis.set(self._keys.server, drawn, nx=True)
-            found: bytes | None = await redis.get(self._keys.server)
-            return found
-
-        return text(await self._run(read))
-
     async def _page(
         self,
         index: str,
@@ -421,15 +352,6 @@ class BatchStore:
         owner: bytes | None = await self._run(read)
         return None if owner is None else text(owner)
 
-    async def _in_chunks(
-        self, read: Callable[[Sequence[str], Redis], Any], ids: Sequence[str]
-    ) -> list[Any]:
-        rows: list[Any] = []
-        for first in range(0, len(ids), _READ_AT_ONCE):
-            chunk = ids[first : first + _READ_AT_ONCE]
-            rows += await self._run(partial(read, chunk))
-        return rows
-
     async def _hash(self, key: str) -> dict[bytes, bytes]:
         async def read(redis: Any) -> dict[bytes, bytes]:
             return dict(await redis.hgetall(key))
@@ -453,16 +375,6 @@ def _readable(build: Callable[[dict[bytes, bytes]], R | None], row: dict[bytes, 
     except DecodeError as error:
         logger.error("record left out", reason=str(error))
         return None
-
-
-async def _postpone(redis: Any, *, key: str, ids: Sequence[str | bytes], ms: int) -> None:
-    until = await _now_ms(redis) + ms
-    await redis.zadd(key, dict.fromkeys(ids, until), xx=True)
-
-
-async def _now_ms(redis: Any) -> int:
-    seconds, microseconds = await redis.time()
-    return int(seconds * 1000 + microseconds // 1000)
 
 
 async def _rank(redis: Any, index: str, member: str, order: Order) -> int | None:

@@ -17,6 +17,7 @@ from inferq.producer.batches.models import QueueClients
 from inferq.producer.batches.storage import FileStorage
 from inferq.producer.batches.store import BatchStore
 from inferq.producer.batches.turns import BatchTurn, TurnPlan
+from inferq.producer.batches.upkeep import UpkeepStore
 from inferq.producer.server import end_tasks
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.errors import InferqError, ServerLost
@@ -93,7 +94,7 @@ async def expire_batches(
     """
     with closing(open_storage(settings)) as storage:
         async with _clients(settings) as clients:
-            store = BatchStore(clients.of(queue))
+            store = UpkeepStore(clients.of(queue))
             removed = await remove_expired(store, storage, is_stopping)
             leftovers = await remove_leftovers(store, storage)
     logger.debug("batches expired", removed=removed, leftovers=leftovers)

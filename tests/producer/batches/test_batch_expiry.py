@@ -22,11 +22,16 @@ from inferq.producer.batches.expiry import (
 )
 from inferq.producer.batches.records import BatchRecord, FileRecord, new_batch_id, new_file_id
 from inferq.producer.batches.storage import FileStorage
-from inferq.producer.batches.store import BatchStore
+from inferq.producer.batches.upkeep import UpkeepStore
 from inferq.protocol.keys import BatchKeys
 
 #: Generous: the machine may be busy.
 TIMEOUT_S = 60
+
+
+@pytest.fixture
+def store(client: AsyncClient) -> UpkeepStore:
+    return UpkeepStore(client)
 
 
 async def put(storage: FileStorage, name: str) -> None:
@@ -46,7 +51,7 @@ def make_file(expires_at: int | None) -> FileRecord:
     )
 
 
-async def test_files_go_when_their_time_is_over(store: BatchStore, storage: FileStorage) -> None:
+async def test_files_go_when_their_time_is_over(store: UpkeepStore, storage: FileStorage) -> None:
     past, future = int(time.time()) - 1, int(time.time()) + 3600
     files = {name: make_file(at) for name, at in (("old", past), ("new", future), ("ever", None))}
     for file in files.values():
@@ -59,7 +64,7 @@ async def test_files_go_when_their_time_is_over(store: BatchStore, storage: File
 
 
 async def test_a_file_that_a_batch_reads_stays_and_an_ended_batch_goes(
-    store: BatchStore, storage: FileStorage, make_batch: Any, run_turn: Any, line_of: Any,
+    store: UpkeepStore, storage: FileStorage, make_batch: Any, run_turn: Any, line_of: Any,
     valkey_client: Redis,
 ) -> None:  # fmt: skip
     batch: BatchRecord = await make_batch([line_of("a")], seconds=0)
@@ -81,7 +86,7 @@ async def test_a_file_that_a_batch_reads_stays_and_an_ended_batch_goes(
 
 
 async def test_what_a_crash_left_goes_after_a_day(
-    store: BatchStore, storage: FileStorage, storage_url: str, make_batch: Any, line_of: Any
+    store: UpkeepStore, storage: FileStorage, storage_url: str, make_batch: Any, line_of: Any
 ) -> None:
     known, unknown, fresh = make_file(None), new_file_id(), new_file_id()
     unfinished = f"{new_file_id()}.0123.tmp"
@@ -110,7 +115,7 @@ async def test_what_a_crash_left_goes_after_a_day(
 
 
 async def test_the_folder_of_a_batch_that_has_ended_goes_at_once(
-    store: BatchStore, any_storage: FileStorage, make_batch: Any, run_turn: Any, line_of: Any
+    store: UpkeepStore, any_storage: FileStorage, make_batch: Any, run_turn: Any, line_of: Any
 ) -> None:
     batch: BatchRecord = await make_batch([line_of("a")], seconds=0, storage=any_storage)
     await run_turn(storage=any_storage)
@@ -132,7 +137,7 @@ def any_storage(request: pytest.FixtureRequest, storage: FileStorage) -> FileSto
 
 
 async def test_what_another_server_keeps_in_the_same_storage_is_left_alone(
-    store: BatchStore, storage: FileStorage, storage_url: str, own_server: EmbeddedServer,
+    store: UpkeepStore, storage: FileStorage, storage_url: str, own_server: EmbeddedServer,
     make_batch: Any, line_of: Any, queue: str,
 ) -> None:  # fmt: skip
     batch: BatchRecord = await make_batch([line_of("a")])
@@ -144,7 +149,7 @@ async def test_what_another_server_keeps_in_the_same_storage_is_left_alone(
         os.utime(Path(storage_url) / name, (old, old))
     before = {each.name for each in await storage.listing()}
     async with AsyncClient(own_server.url, queue) as client:
-        stranger = BatchStore(client)
+        stranger = UpkeepStore(client)
         with pytest.raises(ForeignStorage, match="another Redis server") as caught:
             await remove_leftovers(stranger, storage)
         assert storage.name in str(caught.value)
@@ -160,7 +165,7 @@ async def test_what_another_server_keeps_in_the_same_storage_is_left_alone(
 
 @pytest.mark.parametrize("member", [f"file-{'0' * 32}", f"batch_{'0' * 32}", "../no id"])
 async def test_what_expires_without_a_record_is_looked_at_once(
-    store: BatchStore, storage: FileStorage, valkey_client: Redis, member: str
+    store: UpkeepStore, storage: FileStorage, valkey_client: Redis, member: str
 ) -> None:
     await put(storage, "notes.txt")
     expiring = BatchKeys().expiring
@@ -171,7 +176,7 @@ async def test_what_expires_without_a_record_is_looked_at_once(
 
 
 async def test_an_unreadable_record_expires_like_any_other(
-    store: BatchStore, storage: FileStorage, make_batch: Any, line_of: Any, valkey_client: Redis
+    store: UpkeepStore, storage: FileStorage, make_batch: Any, line_of: Any, valkey_client: Redis
 ) -> None:
     batch: BatchRecord = await make_batch([line_of("a")], owner="alice")
     file = make_file(None)
@@ -188,7 +193,7 @@ async def test_an_unreadable_record_expires_like_any_other(
 
 
 async def test_a_process_that_is_to_end_leaves_the_rest_for_later(
-    store: BatchStore, storage: FileStorage, valkey_client: Redis
+    store: UpkeepStore, storage: FileStorage, valkey_client: Redis
 ) -> None:
     file = make_file(1)
     await store.create_file(file)
@@ -197,7 +202,7 @@ async def test_a_process_that_is_to_end_leaves_the_rest_for_later(
 
 
 async def test_cleaning_asks_the_server_for_many_records_at_once(
-    store: BatchStore, storage: FileStorage, monkeypatch: pytest.MonkeyPatch, valkey_client: Redis,
+    store: UpkeepStore, storage: FileStorage, monkeypatch: pytest.MonkeyPatch, valkey_client: Redis,
     storage_url: str,
 ) -> None:  # fmt: skip
     files = [make_file(None) for _ in range(20)]
