@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from inferq import healthcheck
+
 pytestmark = [pytest.mark.model, pytest.mark.timeout(400)]
 
 
@@ -101,6 +103,9 @@ def test_it_becomes_ready_serves_and_ends_when_it_is_told_to(
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.1)
         assert status(port, startup) == 200
+        assert worker.pid in healthcheck.serving_processes()
+        assert port in {each for _, each in healthcheck.listening_addresses(worker.pid)}
+        assert healthcheck.main([str(worker.pid)]) == 0
         done = run_helm_test(helm_test)
         assert done.returncode == 0, done.stderr
         assert f"{queue}: smollm2 answered" in done.stdout
