@@ -36,10 +36,26 @@ class CannotRecordError(Exception):
     """The work does what a recording would not repeat; the text says what."""
 
 
+class WorkMemory:
+    """Memory of recordings that are not repeated side by side: what one leaves another writes over.
+
+    It is taken in doubling sizes; recordings made before keep what they have.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """Return at least so many bytes."""
+        if size > self._bytes.nbytes:
+            self._bytes = torch.empty(max(size, 2 * self._bytes.nbytes), dtype=torch.uint8)
+        return self._bytes
+
+
 class Recording:
     """Recorded work; repeating it writes `output` again."""
 
-    def __init__(self, calls: list[NativeCall], memory: _Memory, output: Tensor) -> None:
+    def __init__(self, calls: list[NativeCall], memory: _Places, output: Tensor) -> None:
         repeat = native_function("inferq_repeat", "pl")
         if repeat is None:
             raise CannotRecordError("there are no native kernels")
@@ -62,10 +78,11 @@ class Recording:
         self._calls = np.array(list(pairs), np.uint64)
 
     @classmethod
-    def of(cls, work: Callable[[], Tensor]) -> Recording:
+    def of(cls, work: Callable[[], Tensor], memory: WorkMemory | None = None) -> Recording:
         """Do the work and record it; raises `CannotRecordError` where it is not all native calls.
 
         Views and empty tensors may be made beside these. All that the work reads must stay alive.
+        Without `memory` to share it gets some of its own.
         """
         calls: list[NativeCall] = []
         watch = _Watch()
@@ -75,7 +92,7 @@ class Recording:
                 output = work()
         finally:
             noted_calls.reset(token)
-        return cls(calls, _Memory(watch.allocated), output)
+        return cls(calls, _Places(watch.allocated, memory or WorkMemory()), output)
 
     @property
     def num_calls(self) -> int:
@@ -84,7 +101,7 @@ class Recording:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it holds in the place of what the work allocated."""
+        """Memory that it uses in the place of what the work allocated."""
         return self._memory.nbytes
 
     def repeat(self) -> Tensor:
@@ -130,27 +147,23 @@ class _Region:
     offset: int
 
 
-class _Memory:
-    """Own memory in the place of what was allocated, each byte of which was used as often.
+class _Places:
+    """Where that now lies what was allocated.
 
     The allocator gives memory that was let go to what comes next, so the whole of a work's
     allocations takes little. Regions that overlap move together, and so does what they hold.
     """
 
-    def __init__(self, allocated: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, allocated: Iterable[tuple[int, int]], memory: WorkMemory) -> None:
         self._regions: list[_Region] = []
         size = 0
         for first, last in _joined(allocated):
             offset = size + first % _ALIGNMENT
             self._regions.append(_Region(first, last, offset))
             size = -(-(offset + last - first) // _ALIGNMENT) * _ALIGNMENT
-        self._bytes = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
+        self.nbytes = size + _ALIGNMENT
+        self._bytes = memory.take(self.nbytes)
         self._base = -(-self._bytes.data_ptr() // _ALIGNMENT) * _ALIGNMENT
-
-    @property
-    def nbytes(self) -> int:
-        """Its size."""
-        return self._bytes.nbytes
 
     def address(self, address: int) -> int:
         """Return where a recorded address lies now: elsewhere only if it was allocated."""

@@ -13,7 +13,7 @@ from inferq.kernels.activation import silu_and_mul
 from inferq.kernels.huge_pages import HugePages
 from inferq.kernels.matmul import pack_float
 from inferq.kernels.native.library import load_native, noted_calls
-from inferq.kernels.native.recording import CannotRecordError, Recording
+from inferq.kernels.native.recording import CannotRecordError, Recording, WorkMemory
 from inferq.kernels.norm import add_rms_norm, rms_norm
 
 SIZE, LAYERS = 96, 12
@@ -73,6 +73,19 @@ def test_recordings_do_not_share_memory(layers: Callable[[Tensor], Tensor]) -> N
     outputs = [recording.repeat() for recording in recordings]
     for seed, output in enumerate(outputs):
         assert torch.equal(output, layers(inputs(2, seed + 10)))
+
+
+def test_recordings_may_share_memory_in_turns(layers: Callable[[Tensor], Tensor]) -> None:
+    memory = WorkMemory()
+    owns = [inputs(rows, rows) for rows in (2, 9, 3)]
+    recordings = [Recording.of(lambda own=own: layers(own), memory) for own in owns]
+    for seed in range(3):
+        for own, recording in zip(owns, recordings, strict=True):
+            own.copy_(inputs(len(own), seed))
+            assert torch.equal(recording.repeat(), layers(inputs(len(own), seed)))
+    # What the second one took is large enough for the third.
+    addresses = [recording.output.untyped_storage().data_ptr() for recording in recordings]
+    assert addresses[0] != addresses[1] == addresses[2]
 
 
 def test_its_memory_is_what_the_work_holds_at_once(layers: Callable[[Tensor], Tensor]) -> None:

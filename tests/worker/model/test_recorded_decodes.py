@@ -106,7 +106,7 @@ def test_other_weights_and_caches_are_recorded_too(
 def test_larger_steps_are_not_recorded(
     make_model: Make, loop_of: Make, random_text: Make, repeated: list[int]
 ) -> None:
-    loop = loop_of(make_model(), max_num_seqs=32, num_kv_blocks=256)
+    loop = loop_of(make_model(), max_num_seqs=128, num_kv_blocks=256)
     loop.run([loop.add(random_text(20, i), max_tokens=4) for i in range(MOST_SEQUENCES + 1)])
     assert not repeated
     loop.run([loop.add(random_text(20, i), max_tokens=4) for i in range(MOST_SEQUENCES)])

@@ -1,7 +1,7 @@
 """Small decode steps on the CPU, whose layers are recorded once for each number of sequences.
 
-What Python does between the kernels of a step, 2 ms for 30 layers, is then done once: SmolLM2 with
-int8 weights, one stream on 2 Zen 4 cores, took 9.4 ms a token with it and takes 7.3 without.
+What Python does between the kernels of a step, 2 ms for 30 layers, is then done once. SmolLM2 on 2
+Zen 4 cores: one stream with int8 weights 8.1 → 6.0 ms a token, 32 streams in float32 6 % faster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inferq.kernels.attention import AttentionBatch
 from inferq.kernels.cpu_attention_native import checked_plan
-from inferq.kernels.native.recording import CannotRecordError, Recording
+from inferq.kernels.native.recording import CannotRecordError, Recording, WorkMemory
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.model.architecture.causal_model import CausalModel, StepTensors
 from inferq.worker.model.architecture.transformer import Decoder, Step
@@ -23,8 +23,8 @@ from inferq.worker.model.sizing.memory import format_bytes
 
 _log = logging.getLogger(__name__)
 
-#: Sequences up to which Python's part is worth it.
-MOST_SEQUENCES: Final = 16
+#: Sequences up to which Python's part is worth it: at 64, 1 % of a step.
+MOST_SEQUENCES: Final = 64
 
 
 def uses_recordings(config: EngineConfig, decoder: CausalModel) -> bool:
@@ -52,6 +52,7 @@ class RecordedDecodes:
         self._kv_cache = kv_cache
         self._max_blocks = max_blocks
         self._rows = torch.arange(MOST_SEQUENCES)
+        self._memory = WorkMemory()
         self._recorded: dict[int, _RecordedDecode] = {}
         self._is_refused = False
 
@@ -99,7 +100,7 @@ class RecordedDecodes:
         own = StepTensors(step.token_ids, step.positions, batch, step.rows)
         embedded, shared = self._decoder.begin(own, self._kv_cache)
         try:
-            recording = Recording.of(lambda: self._decoder.compute(embedded, shared))
+            recording = Recording.of(lambda: self._decoder.compute(embedded, shared), self._memory)
         except CannotRecordError as error:
             # The step is computed from its beginning, as all others will be.
             self._is_refused = True
