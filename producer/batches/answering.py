@@ -24,10 +24,12 @@ from inferq.producer.gateway.requests.delivery import Delivery
 from inferq.producer.gateway.requests.submission import Asked, Submitted, cancel_all, submit
 from inferq.producer.server import end_tasks, jitter
 from inferq.protocol.errors import (
+    DecodeError,
     IdempotencyConflict,
     InferqError,
     InvalidRequestError,
     JobCancelled,
+    JobError,
     JobExpired,
     JobNotFound,
     QueueFull,
@@ -110,7 +112,7 @@ class LineAnswerer:
         """Return how a line ends, however long that takes.
 
         The same line asked again, also by another process, leads to the same jobs. Raises
-        `InferqError` where the line cannot be submitted and that is not its own fault.
+        `InferqError` where it cannot be submitted or read, and that is not its own fault.
         """
         tries = 0
         while tries < MAX_TRIES:
@@ -203,7 +205,7 @@ class LineAnswerer:
                 continue
             except (StreamExpired, StreamGap, JobNotFound):
                 raise
-            except InferqError as error:
+            except (JobError, DecodeError, InvalidRequestError) as error:
                 return self._of_error(error, jobs)
             usage = total_usage(answer.choices.usage for answer in answers)
             body = response_body(jobs.note, jobs.ids[0], answers)

@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from inferq.producer import AsyncClient
+from inferq.producer.batches import answering
 from inferq.producer.batches.records import BatchRecord, Status
 from inferq.producer.batches.store import BatchStore
 from inferq.producer.result import TokenizedPrompt
@@ -145,18 +146,21 @@ async def test_a_prompt_that_is_refused_leaves_none_of_its_line_behind(
     assert (length.queued, length.finished_total) == (0, 2)
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"), [(AsyncClient, "submit"), (answering, "collect_answers")]
+)
 async def test_a_fault_of_the_server_ends_no_line(
     make_batch: Any, line_of: Any, run_turn: Any, store: BatchStore, start_stand_in: Any,
-    valkey_client: Redis, queue: str, monkeypatch: pytest.MonkeyPatch,
+    valkey_client: Redis, queue: str, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str,
 ) -> None:  # fmt: skip
     start_stand_in().say("Hello there")
-    batch = await make_batch([line_of(name) for name in "abc"])
+    batch = await make_batch([line_of(each) for each in "abc"])
 
     async def fail(*_: Any, **__: Any) -> None:
         raise InferqError("the Redis server answered: Error running script")
 
     with monkeypatch.context() as broken:
-        broken.setattr(AsyncClient, "submit", fail)
+        broken.setattr(owner, name, fail)
         await run_turn()
     found = await done_of(store, batch)
     assert (found.status, found.counts.failed) == (Status.IN_PROGRESS, 0)
