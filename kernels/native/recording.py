@@ -11,9 +11,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -57,8 +57,8 @@ class Recording:
 
     def __init__(self, calls: list[NativeCall], memory: _Places, output: Tensor) -> None:
         repeat = native_function("inferq_repeat", "pl")
-        if repeat is None:
-            raise CannotRecordError("there are no native kernels")
+        if repeat is None or not calls:
+            raise CannotRecordError("it makes no native calls")
         self._repeat = repeat
         self.output = memory.moved(output)
         self.output.copy_(output)
@@ -71,11 +71,17 @@ class Recording:
             for letter, value in zip(call.signature, call.arguments, strict=True)
         ]
         layout = "=" + "".join(map(_SLOTS.__getitem__, signatures))
-        self._slots = np.frombuffer(bytearray(struct.pack(layout, *values)), np.uint8)
-        sizes = [_SLOT_BYTES * len(call.signature) for call in calls]
-        firsts = self._slots.ctypes.data + np.cumsum([0, *sizes])[: len(calls)]
-        pairs = zip((call.repeat for call in calls), firsts.tolist(), strict=True)
-        self._calls = np.array(list(pairs), np.uint64)
+        self._slots = _bytes(struct.pack(layout, *values))
+        sizes = (_SLOT_BYTES * len(call.signature) for call in calls)
+        places = accumulate(sizes, initial=self._slots.data_ptr())
+        numbers = [
+            number
+            for call, place in zip(calls, islice(places, len(calls)), strict=True)
+            for number in (call.repeat, place)
+        ]
+        self._calls = _bytes(struct.pack(f"={len(numbers)}Q", *numbers))
+        #: How many native calls it repeats.
+        self.num_calls = len(calls)
 
     @classmethod
     def of(cls, work: Callable[[], Tensor], memory: WorkMemory | None = None) -> Recording:
@@ -95,18 +101,13 @@ class Recording:
         return cls(calls, _Places(watch.allocated, memory or WorkMemory()), output)
 
     @property
-    def num_calls(self) -> int:
-        """How many native calls it repeats."""
-        return len(self._calls)
-
-    @property
     def nbytes(self) -> int:
         """Memory that it uses in the place of what the work allocated."""
         return self._memory.nbytes
 
     def repeat(self) -> Tensor:
         """Do the work again, on what now lies where its inputs lay; returns `output`."""
-        self._repeat(self._calls.ctypes.data, self.num_calls)
+        self._repeat(self._calls.data_ptr(), self.num_calls)
         return self.output
 
 
@@ -116,6 +117,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.allocated: list[tuple[int, int]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare torch's compiler, whose import takes more than a second: nothing here meets it."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -129,6 +135,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif not (func.is_view and _storages(made) <= _storages(args)):
             raise CannotRecordError(f"{func} is no native call")
         return made
+
+
+def _bytes(content: bytes) -> Tensor:
+    """Return them where they stay."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _storages(value: Any) -> set[int]:

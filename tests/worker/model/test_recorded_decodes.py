@@ -11,7 +11,8 @@ import pytest
 
 from inferq.kernels.native.library import load_native
 from inferq.kernels.native.recording import Recording
-from inferq.worker.model.running.recorded_decodes import MOST_SEQUENCES
+from inferq.worker.model.running import recorded_decodes
+from inferq.worker.model.running.recorded_decodes import MOST_SEQUENCES, STEPS_BEFORE
 
 Make = Callable[..., Any]
 
@@ -36,7 +37,8 @@ def need_native() -> None:
 
 @pytest.fixture
 def repeated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Give the number of rows of each step that was repeated."""
+    """Record without delay, and give the number of rows of each step that was repeated."""
+    monkeypatch.setattr(recorded_decodes, "STEPS_BEFORE", 0)
     sizes: list[int] = []
     repeat = Recording.repeat
 
@@ -111,6 +113,22 @@ def test_larger_steps_are_not_recorded(
     assert not repeated
     loop.run([loop.add(random_text(20, i), max_tokens=4) for i in range(MOST_SEQUENCES)])
     assert set(repeated) == {MOST_SEQUENCES}
+
+
+def test_a_size_is_recorded_when_it_has_come_often(
+    make_model: Make,
+    loop_of: Make,
+    random_text: Make,
+    repeated: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorded_decodes, "STEPS_BEFORE", STEPS_BEFORE)
+    loop = loop_of(make_model())
+    # the prompt's step, those before, and the one that is recorded
+    loop.run([loop.add(random_text(9, 1), max_tokens=STEPS_BEFORE + 2)])
+    assert not repeated
+    loop.run([loop.add(random_text(9, 1), max_tokens=3)])
+    assert repeated == [1, 1]
 
 
 def test_prompts_that_are_computed_one_token_at_a_time_give_the_same(
