@@ -166,14 +166,14 @@ def test_a_request_repeated_with_its_key_is_the_same_request(
 
 
 def test_prompts_of_one_request_are_submitted_all_or_none(
-    start_gateway: Callable[..., Any], queue: str, stand_in_worker: Any
+    start_gateway: Callable[..., Any], queue: str
 ) -> None:
-    gateway = start_gateway(queue_limit=3)
-    stand_in_worker.slow_down(0.05)
+    # without a worker, which might take some of them before the queue is full
+    gateway = start_gateway(queue_limit=3, models={"m": queue}, accept_without_workers=True)
     client = gateway.app.state.gateway.clients[queue]
+    asked = {"model": "m", "prompt": ["a"] * 5, "max_tokens": 100}
     with httpx.Client(base_url=gateway.url, timeout=60) as http:
-        stand_in_worker.stop()
-        answer = http.post("/v1/completions", json={"prompt": ["a"] * 5, "max_tokens": 100})
+        answer = http.post("/v1/completions", json=asked)
         assert answer.status_code == 429
         assert 1 <= int(answer.headers["Retry-After"]) <= 600
         assert answer.json()["error"]["code"] == "queue_full"
