@@ -65,6 +65,8 @@ class Linear:
             self.stored = QuantizedWeight(quantized, inputs, outputs, device)
         self.bias = torch.empty(outputs, dtype=dtype, device=device) if bias else None
         self._packed: Weight | None = None
+        #: The same, if its rows can be read: told once, since a protocol's check takes its time.
+        self._readable: ReadableWeight | None = None
         #: What adapters add, if there are any for it.
         self.lora: LoraProduct | None = None
 
@@ -78,6 +80,7 @@ class Linear:
         else:
             self._packed = method.pack(self.weight)
             del self.weight
+        self._readable = self._packed if isinstance(self._packed, ReadableWeight) else None
         if self.bias is not None and isinstance(self._packed, NativeForm):
             self.bias = self.bias.float()
 
@@ -103,14 +106,14 @@ class Linear:
     @property
     def has_rows(self) -> bool:
         """Whether `rows` can be called: some packed forms hide them."""
-        return self._packed is None or isinstance(self._packed, ReadableWeight)
+        return self._packed is None or self._readable is not None
 
     def rows(self, indices: Tensor) -> Tensor:
         """Return the weight's rows [T, inputs] at indices [T]."""
         if self._packed is None:
             return embedding(indices, self.weight)
-        if isinstance(self._packed, ReadableWeight):
-            return self._packed.rows(indices)
+        if self._readable is not None:
+            return self._readable.rows(indices)
         raise RuntimeError("the rows of this form cannot be read")
 
     @property
