@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from inferq.kernels.attention import AttentionBatch
-from inferq.kernels.cpu_attention_native import checked_plan
+from inferq.kernels.cpu_attention_native import NativePlan, checked_plan
 from inferq.kernels.native.recording import CannotRecordError, Recording, WorkMemory
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.model.architecture.causal_model import CausalModel, StepTensors
@@ -42,9 +42,19 @@ class _RecordedDecode:
     """The layers of a step of some size, and where they look for what the step brings."""
 
     embedded: Tensor
-    shared: Step
-    batch: AttentionBatch
+    angles: Sequence[tuple[Tensor, Tensor]]
+    plan: NativePlan
     recording: Recording
+
+    def fill(self, embedded: Tensor, shared: Step, plan: NativePlan) -> None:
+        """Put there what another step brings."""
+        self.embedded.copy_(embedded)
+        for own, given in zip(self.angles, shared.angles, strict=True):
+            own[0].copy_(given[0])
+            own[1].copy_(given[1])
+        self.plan.seq_lens.copy_(plan.seq_lens)
+        self.plan.slots.copy_(plan.slots)
+        self.plan.block_tables[:, : plan.block_tables.shape[1]].copy_(plan.block_tables)
 
 
 class RecordedDecodes:
@@ -53,9 +63,9 @@ class RecordedDecodes:
     def __init__(self, decoder: Decoder, kv_cache: Tensor, max_blocks: int) -> None:
         self._decoder = decoder
         self._kv_cache = kv_cache
-        self._max_blocks = max_blocks
         self._rows = torch.arange(MOST_SEQUENCES)
         self._memory = WorkMemory()
+        self._block_tables = torch.zeros(MOST_SEQUENCES, max_blocks, dtype=torch.int32)
         self._recorded: dict[int, _RecordedDecode] = {}
         self._num_steps: Counter[int] = Counter()
         self._is_refused = False
@@ -72,12 +82,7 @@ class RecordedDecodes:
             self._num_steps[size] += 1
             return self._record(step) if self._num_steps[size] > STEPS_BEFORE else None
         embedded, shared = self._decoder.begin(step, self._kv_cache)
-        checked_plan(shared.plan, self._kv_cache)
-        recorded.embedded.copy_(embedded)
-        for own, given in zip(recorded.shared.angles, shared.angles, strict=True):
-            own[0].copy_(given[0])
-            own[1].copy_(given[1])
-        _fill(recorded.batch, step.batch)
+        recorded.fill(embedded, shared, checked_plan(shared.plan, self._kv_cache))
         return recorded.recording.repeat()
 
     def _is_small_decode(self, step: StepTensors) -> bool:
@@ -91,27 +96,20 @@ class RecordedDecodes:
 
     def _record(self, step: StepTensors) -> Tensor | None:
         size = step.token_ids.numel()
-        batch = AttentionBatch(
-            query_starts=step.batch.query_starts.clone(),
-            seq_lens=step.batch.seq_lens.clone(),
-            block_tables=torch.zeros(size, self._max_blocks, dtype=torch.int32),
-            slot_mapping=step.batch.slot_mapping.clone(),
-            num_decodes=size,
-            query_lens=step.batch.query_lens,
-            context_lens=step.batch.context_lens,
-            block_size=step.batch.block_size,
-        )
-        _fill(batch, step.batch)
-        own = StepTensors(step.token_ids, step.positions, batch, step.rows)
+        # As wide as tables may ever be: what is beyond the step's own is not read.
+        tables = self._block_tables[:size]
+        tables[:, : step.batch.block_tables.shape[1]].copy_(step.batch.block_tables)
+        own = replace(step, batch=replace(step.batch, block_tables=tables))
         embedded, shared = self._decoder.begin(own, self._kv_cache)
         try:
             recording = Recording.of(lambda: self._decoder.compute(embedded, shared), self._memory)
+            plan = checked_plan(shared.plan, self._kv_cache)
         except CannotRecordError as error:
             # The step is computed from its beginning, as all others will be.
             self._is_refused = True
             _log.info("Small decode steps are not recorded: %s", error)
             return None
-        self._recorded[size] = _RecordedDecode(embedded, shared, batch, recording)
+        self._recorded[size] = _RecordedDecode(embedded, shared.angles, plan, recording)
         _log.debug(
             "A step of %d sequences is recorded: %d calls, %s",
             size,
@@ -119,11 +117,3 @@ class RecordedDecodes:
             format_bytes(recording.nbytes),
         )
         return recording.output
-
-
-def _fill(batch: AttentionBatch, step: AttentionBatch) -> None:
-    """Put a step's lengths, slots and block tables where the recorded kernels read them."""
-    batch.seq_lens.copy_(step.seq_lens)
-    batch.slot_mapping.copy_(step.slot_mapping)
-    tables = step.block_tables
-    batch.block_tables[:, : tables.shape[1]].copy_(tables)
