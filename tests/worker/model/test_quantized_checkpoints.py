@@ -18,10 +18,13 @@ from torch import Tensor
 
 from inferq.kernels.awq import AwqWeight, awq_dequantize
 from inferq.kernels.matmul_int4 import UnpackedInt4Weight
+from inferq.kernels.native.library import load_native
+from inferq.kernels.native.recording import Recording
 from inferq.protocol.errors import ModelError
 from inferq.worker.model.architecture import quantized_weight
 from inferq.worker.model.architecture.quantized_weight import QuantizedWeight
 from inferq.worker.model.loading.quantization import QuantizedFormat
+from inferq.worker.model.running import recorded_decodes
 
 Make = Callable[..., Any]
 #: Groups of 128 divide both; heads of 32.
@@ -296,3 +299,31 @@ def test_off_the_cpu_awq_tensors_are_multiplied_as_they_are() -> None:
     assert isinstance(packed, AwqWeight)
     assert packed.group == 32
     assert packed.nbytes == weight.nbytes
+
+
+def test_recorded_decodes_give_what_others_give(
+    make_model: Make,
+    loop_of: Make,
+    random_text: Make,
+    quantize: Packer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if load_native() is None:
+        pytest.skip("no native kernels here")
+    monkeypatch.setattr(recorded_decodes, "STEPS_BEFORE", 0)
+    repeat, sizes = Recording.repeat, set()
+
+    def counted(recording: Recording) -> Tensor:
+        sizes.add(recording.output.shape[0])
+        return repeat(recording)
+
+    monkeypatch.setattr(Recording, "repeat", counted)
+    folder, _ = quantize(make_model(**SIZES), {**AWQ, "group_size": 64})
+    found = []
+    for options in ({"enforce_eager": True}, {}):
+        loop = loop_of(folder, dtype="bfloat16", **options)
+        sequences = [loop.add(random_text(9 + i, i), max_tokens=4 + 3 * i) for i in range(3)]
+        loop.run(sequences)
+        found.append([loop.results[sequence] for sequence in sequences])
+    assert found[0] == found[1]
+    assert sizes == {1, 2, 3}
