@@ -135,7 +135,9 @@ async def test_a_file_that_is_committed_while_nobody_waits_any_more_stays(
         assert may_go_on.wait(TIMEOUT_S)
         fsync(descriptor)
 
+    aborted: list[Any] = []
     monkeypatch.setattr(os, "fsync", wait)
+    monkeypatch.setattr(module._FolderWriter, "abort", lambda writer: aborted.append(writer))
     writing = asyncio.create_task(write(storage, "file-1", b"whole"))
     assert await asyncio.to_thread(begun.wait, TIMEOUT_S)
     writing.cancel()
@@ -144,6 +146,7 @@ async def test_a_file_that_is_committed_while_nobody_waits_any_more_stays(
     with pytest.raises(asyncio.CancelledError):
         await writing
     assert await read(storage, "file-1") == b"whole"
+    assert not aborted
     assert not temporary_files(tmp_path)
 
 
