@@ -140,13 +140,19 @@ class Client:
         *,
         messages: Sequence[ChatInput] | None = None,
         model: str | None = None,
+        lane: str = Lane.HIGH,
         timeout_s: float = DEFAULT_TOKENIZE_TIMEOUT_S,
         **prompt_options: Unpack[PromptOptions],
     ) -> TokenizedPrompt:
         """Return a prompt's token ids; see `AsyncClient.tokenize`."""
         return self._run(
             lambda client: client.tokenize(
-                prompt, messages=messages, model=model, timeout_s=timeout_s, **prompt_options
+                prompt,
+                messages=messages,
+                model=model,
+                lane=lane,
+                timeout_s=timeout_s,
+                **prompt_options,
             )
         )
 
@@ -154,6 +160,11 @@ class Client:
         """Return a handle for a job submitted before, here or elsewhere, without asking for it."""
         partition_of(job_id)
         return JobHandle(self, job_id)
+
+    def find_job(self, idempotency_key: str) -> JobHandle | None:
+        """Return a handle for the job that a key led to; see `AsyncClient.find_job`."""
+        found = self._run(lambda client: client.find_job(idempotency_key))
+        return None if found is None else JobHandle(self, found.id)
 
     def ping(self) -> None:
         """Raise `ServerLost` unless the server is there and lets us in."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,12 +77,13 @@ class LineSplitter:
 
 
 async def read_lines(
-    chunks: AsyncIterable[bytes], offset: int = 0, number: int = 0
-) -> AsyncIterator[InputLine]:
-    """Yield the lines of a file whose bytes from `offset` on come in chunks."""
+    chunks: AsyncGenerator[bytes], offset: int = 0, number: int = 0
+) -> AsyncGenerator[InputLine]:
+    """Yield the lines of a file whose bytes from `offset` on come in chunks; closes these."""
     splitter = LineSplitter(offset, number)
-    async for chunk in chunks:
-        for line in splitter.feed(chunk):
-            yield line
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            for line in splitter.feed(chunk):
+                yield line
     for line in splitter.end():
         yield line

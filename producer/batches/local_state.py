@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -71,10 +72,11 @@ class LocalState:
         """
         hasher = hashlib.sha256()
 
-        async def chunks() -> AsyncIterator[bytes]:
-            async for chunk in read_input(batch.input, 0):
-                hasher.update(chunk)
-                yield chunk
+        async def chunks() -> AsyncGenerator[bytes]:
+            async with aclosing(read_input(batch.input, 0)) as content:
+                async for chunk in content:
+                    hasher.update(chunk)
+                    yield chunk
 
         found = await survey(chunks(), endpoint=batch.endpoint, terms=batch.terms)
         state = cls(
@@ -112,8 +114,9 @@ class LocalState:
     async def check(self, batch: LocalBatch) -> None:
         """Raise `InvalidRequestError` if this is not what the earlier run was about."""
         hasher = hashlib.sha256()
-        async for chunk in read_input(batch.input, 0):
-            hasher.update(chunk)
+        async with aclosing(read_input(batch.input, 0)) as content:
+            async for chunk in content:
+                hasher.update(chunk)
         problem, field = "", "input"
         if hasher.hexdigest() != self.digest:
             problem = f"{batch.input} has changed since {batch.output} was begun"
@@ -170,7 +173,7 @@ class LocalState:
         temporary.replace(self._path)
 
 
-async def read_input(path: Path, offset: int) -> AsyncIterator[bytes]:
+async def read_input(path: Path, offset: int) -> AsyncGenerator[bytes]:
     """Yield a local file's bytes from an offset on; raise `InvalidRequestError`."""
     try:
         with path.open("rb") as file:

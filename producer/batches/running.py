@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -60,7 +61,7 @@ class RunPlan:
 
     batch_id: str
     client: AsyncClient
-    source: Callable[[int], AsyncIterator[bytes]]
+    source: Callable[[int], AsyncGenerator[bytes]]
     checks: LineChecks
     answerer: LineAnswerer
     storage: FileStorage
@@ -135,10 +136,10 @@ class BatchRunner:
     async def _read_all(self) -> None:
         start = self._saved.position
         reached_before = self.reached
-        chunks = self._plan.source(start.offset)
+        lines = read_lines(self._plan.source(start.offset), start.offset, start.line)
         try:
-            async with asyncio.TaskGroup() as group:
-                async for line in read_lines(chunks, start.offset, start.line):
+            async with aclosing(lines), asyncio.TaskGroup() as group:
+                async for line in lines:
                     if self._tracker.start(line):
                         await self._begin(line, group, reached_before)
         except* InferqError as errors:

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -145,7 +145,7 @@ class FileStorage:
 
     async def read(
         self, name: str, offset: int = 0, *, at_once: int = READ_BYTES
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """Yield a file's bytes from `offset` on, `at_once` at a time."""
         path = self._path(name)
         size = await self.size(name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -50,7 +51,7 @@ def decode_repeated(payload: bytes) -> frozenset[int]:
     return frozenset(json.loads(payload or b"[]"))
 
 
-async def survey(chunks: AsyncIterable[bytes], *, endpoint: str | None, terms: Terms) -> Survey:
+async def survey(chunks: AsyncGenerator[bytes], *, endpoint: str | None, terms: Terms) -> Survey:
     """Read a file's lines once; the first that is well-formed decides what is not given.
 
     Raises `SurveyFailed`.
@@ -58,21 +59,22 @@ async def survey(chunks: AsyncIterable[bytes], *, endpoint: str | None, terms: T
     total, model = 0, None
     seen: set[bytes] = set()
     repeated: set[int] = set()
-    async for line in read_lines(_bounded(chunks)):
-        total += 1
-        if total > MAX_LINES:
-            raise _failed(
-                "too_many_lines", f"The file has more than {MAX_LINES} lines.", line.number
-            )
-        try:
-            envelope = read_envelope(line)
-        except LineRefused:
-            continue
-        if _is_repeated(envelope, seen):
-            repeated.add(line.number)
-        endpoint = endpoint or envelope.url
-        model = model or envelope.model or terms.default_model
-        await asyncio.sleep(0)  # the lease is renewed meanwhile
+    async with aclosing(read_lines(_bounded(chunks))) as lines:
+        async for line in lines:
+            total += 1
+            if total > MAX_LINES:
+                raise _failed(
+                    "too_many_lines", f"The file has more than {MAX_LINES} lines.", line.number
+                )
+            try:
+                envelope = read_envelope(line)
+            except LineRefused:
+                continue
+            if _is_repeated(envelope, seen):
+                repeated.add(line.number)
+            endpoint = endpoint or envelope.url
+            model = model or envelope.model or terms.default_model
+            await asyncio.sleep(0)  # the lease is renewed meanwhile
     if total == 0:
         raise _failed("empty_file", "The file has no lines.")
     allowed = terms.allowed_models
@@ -90,13 +92,14 @@ def _is_repeated(envelope: Envelope, seen: set[bytes]) -> bool:
     return False
 
 
-async def _bounded(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+async def _bounded(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     size = 0
-    async for chunk in chunks:
-        size += len(chunk)
-        if size > MAX_FILE_BYTES:
-            raise _failed("file_too_large", f"The file is longer than {MAX_FILE_BYTES} bytes.")
-        yield chunk
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            size += len(chunk)
+            if size > MAX_FILE_BYTES:
+                raise _failed("file_too_large", f"The file is longer than {MAX_FILE_BYTES} bytes.")
+            yield chunk
 
 
 def _failed(code: str, message: str, line: int | None = None) -> SurveyFailed:

@@ -91,7 +91,7 @@ class Gateway:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the parts up to date that follow something; close the clients at the end."""
+        """Keep the parts up to date that follow something; close clients and storage at the end."""
         await self.directory.look()
         parts: tuple[_Part, ...] = (self.directory, self.keys, self.limiter, self.status)
         tasks = [asyncio.create_task(_kept_running(part)) for part in parts]
@@ -102,6 +102,8 @@ class Gateway:
             await self.limiter.aclose()
             for client in self.clients.values():
                 await client.aclose()
+            if self.batches is not None:
+                self.batches.storage.close()
             if self.tracing is not None:
                 await asyncio.to_thread(self.tracing.close)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import redis.asyncio
 
-from inferq.producer import AsyncClient
+from inferq.producer import AsyncClient, Client
 from inferq.producer.prompt import prompt_token_bound
 from inferq.protocol.errors import (
     IdempotencyConflict,
@@ -346,3 +347,16 @@ async def test_a_job_is_found_by_its_idempotency_key_in_any_partition(
         assert await client.find_job("unknown") is None
         with pytest.raises(InvalidRequestError, match="idempotency_key"):
             await client.find_job("")
+
+
+def test_the_synchronous_client_mirrors_the_asynchronous_one() -> None:
+    # `result` of an id, which a program that may not await has most use for
+    own = {"aclose", "close", "connections", "result"}
+    names = {name for name in dir(AsyncClient) if not name.startswith("_")} - own
+    assert names == {name for name in dir(Client) if not name.startswith("_")} - own
+    for name in names:
+        ours, theirs = (getattr(kind, name) for kind in (Client, AsyncClient))
+        if callable(ours):
+            assert list(inspect.signature(ours).parameters) == list(
+                inspect.signature(theirs).parameters
+            ), name

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferq.producer.batches.line_reader import MAX_LINE_BYTES, InputLine, LineSplitter
+from inferq.producer.batches import surveys
+from inferq.producer.batches.line_reader import MAX_LINE_BYTES, InputLine, LineSplitter, read_lines
+from inferq.producer.batches.records import Terms
+from inferq.producer.batches.surveys import SurveyFailed, survey
 from inferq.producer.batches.windows import Position, Tracker, Window
 
 
@@ -108,3 +113,34 @@ async def test_a_window_has_room_for_so_many_and_for_so_much() -> None:
     assert not third.done()
     window.leave(1)
     await third
+
+
+class Source:
+    """Chunks without end, which tells whether its reader has closed it."""
+
+    def __init__(self, chunk: bytes) -> None:
+        self.is_closed = False
+        self._chunk = chunk
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        try:
+            while True:
+                yield self._chunk
+        finally:
+            self.is_closed = True
+
+
+async def test_what_lines_are_read_from_is_closed_with_them() -> None:
+    source = Source(b"a\nb\n")
+    async with aclosing(read_lines(source.chunks())) as lines:
+        assert (await anext(lines)).data == b"a"
+        assert not source.is_closed
+    assert source.is_closed
+
+
+async def test_a_survey_that_fails_closes_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surveys, "MAX_LINES", 5)
+    source = Source(b"{}\n")
+    with pytest.raises(SurveyFailed, match="more than 5 lines"):
+        await survey(source.chunks(), endpoint=None, terms=Terms(queues=("chat",)))
+    assert source.is_closed
