@@ -196,10 +196,16 @@ class Client:
         *,
         from_offset: int = 0,
         timeout_s: float = DEFAULT_STREAM_TIMEOUT_S,
+        total_timeout_s: float | None = None,
     ) -> JobStream:
-        """See `AsyncJobHandle.stream`."""
+        """See `AsyncClient.stream`."""
         backend = self._backend
-        stream = backend.client.stream(job_id, from_offset=from_offset, timeout_s=timeout_s)
+        stream = backend.client.stream(
+            job_id,
+            from_offset=from_offset,
+            timeout_s=timeout_s,
+            total_timeout_s=total_timeout_s,
+        )
         return JobStream(self, backend.loop, stream)
 
     def result(self, job_id: str, *, timeout_s: float = DEFAULT_RESULT_TIMEOUT_S) -> JobResult:
