@@ -99,7 +99,7 @@ class QueuePath:
         arguments = [
             part
             for name, value in options.items()
-            for part in (f"--{name.replace('_', '-')}", str(value))
+            for part in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
         ]
         self._log = Path(self._folder.name) / "worker.log"
         with self._log.open("wb") as log:

@@ -113,6 +113,8 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
         "kv_cache_dtype": options.kv_cache_dtype,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_prefill_delay_ms": options.max_prefill_delay_ms,
+        # a profile of Python does not see into a recorded step
+        "enforce_eager": True if options.profile else None,
     }
     return {name: value for name, value in given.items() if value is not None}
 
