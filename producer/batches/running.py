@@ -176,7 +176,7 @@ class BatchRunner:
         self._gathered.add(entry, is_success=outcome.is_success, job_ids=outcome.job_ids)
         self._tracker.finish(number)
         self._count(outcome)
-        if len(self._gathered) >= PART_LINES or self._gathered.size >= PART_BYTES:
+        if self._gathered.num_lines >= PART_LINES or self._gathered.size >= PART_BYTES:
             self._is_due.set()
         if self._gathered.size >= 2 * PART_BYTES:
             self._has_room.clear()
@@ -203,7 +203,7 @@ class BatchRunner:
                 await asyncio.wait_for(self._is_due.wait(), self._plan.part_s)
             self._is_due.clear()
             is_last = self._is_over
-            if len(self._gathered):
+            if self._gathered.num_lines:
                 await self._write_part(stop)
             if is_last:
                 return

@@ -57,7 +57,7 @@ class FileWriter(Protocol):
     def size(self) -> int:
         """Bytes taken so far."""
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | bytearray) -> None:
         """Take the next bytes."""
 
     async def commit(self) -> None:
@@ -277,7 +277,7 @@ def _read_range(files: Any, *, path: str, start: int, end: int) -> bytes:
 class _BlockingWriter(Protocol):
     def __init__(self, files: Any, path: str) -> None: ...
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: bytes | bytearray) -> None: ...
 
     def commit(self) -> None: ...
 
@@ -292,7 +292,7 @@ class _FolderWriter:
         self._temporary = Path(f"{path}.{secrets.token_hex(8)}{_TEMPORARY}")
         self._file = files.open(str(self._temporary), "wb")
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray) -> None:
         self._file.write(data)
 
     def commit(self) -> None:
@@ -319,7 +319,7 @@ class _BucketWriter:
     def __init__(self, files: Any, path: str) -> None:
         self._file = files.open(path, "wb", block_size=UPLOAD_PART_BYTES, autocommit=False)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray) -> None:
         self._file.write(data)
 
     def commit(self) -> None:
@@ -343,7 +343,7 @@ class _ThreadedWriter:
         self.size = 0
         self._is_committed = False
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | bytearray) -> None:
         await self._perform(lambda: self._writer.write(data))
         self.size += len(data)
 

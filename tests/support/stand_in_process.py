@@ -11,10 +11,15 @@ from stand_in_worker import StandInWorker, load_tokenizer
 
 def main(url: str, queue: str, model: str, name: str) -> None:
     worker = StandInWorker(
-        url, queue, load_tokenizer(Path(model)), name=name, step_s=0.02, lease_s=3.0
+        # slow enough to be killed in the middle of what it does
+        url,
+        queue,
+        load_tokenizer(Path(model)),
+        name=name,
+        step_s=0.1,
+        lease_s=3.0,
     )
-    # long enough to be killed in the middle of
-    worker.start().say("Hello there, all of you who wait for what I have to say")
+    worker.start().say("Hello there")
     threading.Event().wait()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tracemalloc
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -12,7 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferq.producer.batches import surveys
+from inferq.producer.batches.answering import Ending
 from inferq.producer.batches.line_reader import MAX_LINE_BYTES, InputLine, LineSplitter, read_lines
+from inferq.producer.batches.outcomes import encode_outcome
+from inferq.producer.batches.parts import Gathered
 from inferq.producer.batches.records import Terms
 from inferq.producer.batches.surveys import SurveyFailed, survey
 from inferq.producer.batches.windows import Position, Tracker, Window
@@ -144,3 +148,17 @@ async def test_a_survey_that_fails_closes_the_file(monkeypatch: pytest.MonkeyPat
     with pytest.raises(SurveyFailed, match="more than 5 lines"):
         await survey(source.chunks(), endpoint=None, terms=Terms(queues=("chat",)))
     assert source.is_closed
+
+
+def test_lines_that_have_ended_take_the_memory_that_they_are_counted_with() -> None:
+    gathered = Gathered()
+    tracemalloc.start()
+    try:
+        for number in range(2000):
+            entry = encode_outcome("batch_a", number, f"line-{number}", Ending.EXPIRED.outcome())
+            gathered.add(entry, is_success=False, job_ids=())
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert gathered.num_lines == 2000
+    assert 100_000 < gathered.size <= held < 2 * gathered.size
