@@ -40,6 +40,15 @@ CHAT = "/v1/chat/completions"
 TIMEOUT_S = 90
 
 
+@pytest.fixture(params=["folder", "s3"])
+def any_storage(request: pytest.FixtureRequest, storage: FileStorage) -> FileStorage:
+    """Each kind of storage in turn."""
+    made: FileStorage = storage
+    if request.param == "s3":
+        made = request.getfixturevalue("s3_storage")
+    return made
+
+
 @pytest.fixture
 def storage_url(tmp_path: Path) -> str:
     return str(tmp_path / "files")

@@ -128,14 +128,6 @@ async def test_the_folder_of_a_batch_that_has_ended_goes_at_once(
     assert left == {young}
 
 
-@pytest.fixture(params=["folder", "s3"])
-def any_storage(request: pytest.FixtureRequest, storage: FileStorage) -> FileStorage:
-    made: FileStorage = storage
-    if request.param == "s3":
-        made = request.getfixturevalue("s3_storage")
-    return made
-
-
 async def test_what_another_server_keeps_in_the_same_storage_is_left_alone(
     store: UpkeepStore, storage: FileStorage, storage_url: str, own_server: EmbeddedServer,
     make_batch: Any, line_of: Any, queue: str,

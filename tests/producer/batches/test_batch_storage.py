@@ -26,15 +26,6 @@ from inferq.producer.batches.storage import (
 from inferq.producer.tasks.command import read_settings
 from inferq.protocol.errors import InvalidRequestError, MissingExtraError
 
-
-@pytest.fixture(params=["folder", "s3"])
-def any_storage(request: pytest.FixtureRequest, storage: FileStorage) -> FileStorage:
-    made: FileStorage = storage
-    if request.param == "s3":
-        made = request.getfixturevalue("s3_storage")
-    return made
-
-
 #: Generous: the machine may be busy.
 TIMEOUT_S = 60
 #: Few bytes at once, so that a small file takes several reads.
