@@ -168,8 +168,9 @@ async def test_a_drain_hands_over_what_has_not_begun_and_what_does_not_end(
 ) -> None:
     options = {"max_num_seqs": 3, "drain_timeout_s": 3, "lease_s": 60}
     leaving = await asyncio.to_thread(start_worker, own.url, queue, **options)
-    # none of the first three ends before the signal, or others would begin in its place
-    lengths = [60, 60, 400, *[8] * 5]
+    # none of the first three ends before the signal, or others would begin in its place, and the
+    # longest takes longer than the grace on any machine
+    lengths = [250, 250, 500, *[8] * 5]
     jobs = [await client.submit(PROMPT, greedy(length)) for length in lengths[:3]]
     streams = [job.stream(timeout_s=60) for job in jobs]
     begun = [list((await anext(stream)).token_ids) for stream in streams]
