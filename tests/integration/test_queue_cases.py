@@ -256,7 +256,7 @@ async def test_a_restart_that_lost_the_last_second_is_healed_by_the_worker(
     start_worker: Any, client: AsyncClient, own: EmbeddedServer, queue: str, tmp_path: Path
 ) -> None:
     worker = await asyncio.to_thread(start_worker, own.url, queue, lease_s=20)
-    job = await client.submit(PROMPT, greedy(120))
+    job = await client.submit(PROMPT, greedy(300))
     stream = job.stream(timeout_s=60)
     seen: list[int] = []
     while len(seen) < 30:
@@ -265,7 +265,7 @@ async def test_a_restart_that_lost_the_last_second_is_healed_by_the_worker(
     cut(tmp_path, 3000)
     await asyncio.to_thread(own.restart)
     rest = await read_all(stream, len(seen))
-    assert len(seen) + len(rest) == 120
+    assert len(seen) + len(rest) == 300
     result = await job.result(timeout_s=5)
     assert list(result.token_ids) == seen + rest
     assert (result.attempts, (await job.status()).crashes) == (1, 0)
@@ -307,7 +307,7 @@ async def test_a_worker_cut_off_for_longer_than_its_lease_repeats_nothing(
         return len(await client.workers()) == 2
 
     await until(are_there, "no two workers")
-    job = await client.submit(PROMPT, greedy(200))
+    job = await client.submit(PROMPT, greedy(400))
     stream = job.stream(timeout_s=60)
     seen = list((await anext(stream)).token_ids)
     owner = (await job.status()).owner
@@ -323,7 +323,7 @@ async def test_a_worker_cut_off_for_longer_than_its_lease_repeats_nothing(
     await until(is_dropped, "a lease that ended by the worker's own clock, which was told nothing")
     proxies[owner].heal()
     rest = await read_all(stream, len(seen))
-    assert len(seen) + len(rest) == 200
+    assert len(seen) + len(rest) == 400
     result = await job.result(timeout_s=5)
     assert (list(result.token_ids), result.attempts) == (seen + rest, 2)
     fresh = [await client.submit(secrets.token_hex(3), greedy(5)) for _ in range(2)]

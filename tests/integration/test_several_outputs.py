@@ -128,7 +128,7 @@ def test_outputs_differ_and_the_same_seed_gives_the_same(client) -> None:
 def test_three_outputs_of_a_killed_worker_go_on_as_undisturbed(
     start_worker, connect, valkey_url: str, queue: str, generate
 ) -> None:
-    options = {"n": 3, "seed": 7, "max_tokens": 40, "ignore_eos": True, "logprobs": 0}
+    options = {"n": 3, "seed": 7, "max_tokens": 200, "ignore_eos": True, "logprobs": 0}
     # the first output ends before the kill: it is not generated again
     expected = generate(PROMPT, **options, stop=["amazing"])
     assert len(expected.outputs[0].token_ids) < 10
@@ -161,7 +161,7 @@ def test_three_outputs_of_a_killed_worker_go_on_as_undisturbed(
 def test_what_publishes_at_its_end_starts_again_after_a_kill(
     start_worker, connect, valkey_url: str, queue: str, generate
 ) -> None:
-    options = {"n": 2, "best_of": 3, "seed": 5, "max_tokens": 50, "ignore_eos": True}
+    options = {"n": 2, "best_of": 3, "seed": 5, "max_tokens": 200, "ignore_eos": True}
     expected = generate(PROMPT, **options)
     first = start_worker(valkey_url, queue)
     client = connect(valkey_url, queue)

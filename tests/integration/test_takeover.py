@@ -16,7 +16,7 @@ from inferq.protocol.keys import GROUP, Lane, QueueKeys
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
 PROMPT = "Write a long story about a lighthouse."
-LONG = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
 
 
 def _owner(client, keys: QueueKeys, job_id: str) -> str:

@@ -17,7 +17,7 @@ from inferq.protocol.keys import QueueKeys
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(180)]
 
-LONG = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
 
 
 def engine_of(worker) -> int:
@@ -50,7 +50,7 @@ def test_a_server_that_refuses_writes_for_a_while_costs_nothing(
         raw.config_set("min-replicas-to-write", 0)
     seen.extend(stream)
     offsets = [o for e in seen for o in range(e.offset, e.offset + len(e.token_ids))]
-    assert offsets == list(range(150))
+    assert offsets == list(range(LONG.max_tokens))
     assert job.result(timeout_s=5).attempts == 1
     assert worker.stop() == 0
 
