@@ -22,6 +22,10 @@ import redis.asyncio
 import structlog
 
 from inferq.embedded import EmbeddedServer
+from inferq.worker.model.running.host_threads import share_cores
+
+# Before any test module imports torch: several processes of tests use the same cores.
+share_cores()
 
 DEBIAN_SERVER = "redis-server"
 
