@@ -179,10 +179,11 @@ class LLM:
         with self._lock:
             rows = zip(inputs, params, ranks, strict=True)
             requests = [self._prepare(*row) for row in rows]
-            for _, engine_request in requests:
-                self._engine.add_request(engine_request)
-            running = {request.output.request_id: request for request, _ in requests}
+            running: dict[str, _Request] = {}
             try:
+                for request, engine_request in requests:
+                    self._engine.add_request(engine_request)
+                    running[engine_request.request_id] = request
                 self._step_until_done(running, use_tqdm=use_tqdm)
             finally:
                 for request_id in running:

@@ -17,7 +17,7 @@ Call = Callable[[Any], object]
 
 @pytest.fixture(scope="module")
 def llm(smollm2: Path) -> LLM:
-    return LLM(str(smollm2), num_kv_blocks=16, max_model_len=64)
+    return LLM(str(smollm2), num_kv_blocks=16, max_model_len=64, max_num_seqs=4)
 
 
 @pytest.mark.parametrize("model", [None, 5, ""])
@@ -89,3 +89,15 @@ def test_a_conversation_is_rendered_as_its_options_ask(llm: LLM) -> None:
     opened = prompt(add_generation_prompt=False, continue_final_message=True)
     assert opened.endswith("<|im_start|>assistant\nHello th")
     assert begun.startswith(opened)
+
+
+def test_a_prompt_that_is_refused_takes_the_others_with_it(llm: LLM) -> None:
+    before = llm.stats()
+    many = SamplingParams(n=5, max_tokens=1)
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate(["Hello", "x"], [SamplingParams(max_tokens=4), many], use_tqdm=False)
+    assert caught.value.field == "n"
+    assert llm.stats() == before  # nothing waits, and nothing was computed
+    [output] = llm.generate("Hello", SamplingParams(max_tokens=1), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 1
+    assert llm.stats().num_running == 0

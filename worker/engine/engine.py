@@ -111,6 +111,8 @@ class Engine:
         self._launches_ahead = launches_ahead
         #: The step that was launched and not collected.
         self._flight: Flight | None = None
+        #: When the last step's results were there, on the clock of `Flight.began`.
+        self._last_ended = 0.0
         self._private_salts = count()
         self._num_steps = 0
         self._computed_tokens = 0
@@ -261,7 +263,7 @@ class Engine:
             assume_computed(plan, self._scheduler, self._max_length)
             self._flight = launched
             return
-        results = self._run(launched.handle.results)
+        results = self._run(lambda: self._collect(launched))
         if results is not None:
             self._scheduler.confirm_moves()
             self._update(plan, results, reports, is_advanced=False)
@@ -272,29 +274,34 @@ class Engine:
             return None
         if self._on_step is not None:
             self._on_step(plan)
+        began = time.perf_counter()
         handle: StepHandle | None
         if self._launches_ahead:
             handle = self._run(lambda: self._runner.launch(plan))
         else:
-            results = self._run(lambda: self._timed(plan))
+            results = self._run(lambda: self._runner.execute(plan))
             handle = None if results is None else Landed(results)
         if handle is None:
             return None
         self._num_steps += 1
         self._computed_tokens += plan.num_tokens
         self._computed_sequences += len(plan.scheduled)
-        return Flight(plan, handle)
+        return Flight(plan, handle, began)
 
-    def _timed(self, plan: StepPlan) -> SequenceOf[SequenceResult]:
-        """Compute a step, and let the limit of prompts learn from its time."""
-        started_at = time.perf_counter()
-        results = self._runner.execute(plan)
+    def _collect(self, flight: Flight) -> SequenceOf[SequenceResult]:
+        """Wait for a step's results, and let the limit of prompts learn from its time.
+
+        A step that was launched while another one ran began when that one had ended.
+        """
+        results = flight.handle.results()
+        ended = time.perf_counter()
         if self._prompt_limit is not None:
             self._prompt_limit.learn(
-                num_decodes=plan.num_decodes,
-                num_tokens=plan.num_tokens,
-                seconds=time.perf_counter() - started_at,
+                num_decodes=flight.plan.num_decodes,
+                num_tokens=flight.plan.num_tokens,
+                seconds=ended - max(flight.began, self._last_ended),
             )
+        self._last_ended = ended
         return results
 
     def _run(self, work: Callable[[], _T]) -> _T | None:
@@ -320,7 +327,7 @@ class Engine:
         flight, self._flight = self._flight, None
         assert flight is not None, "a step is in flight"
         try:
-            results = flight.handle.results()
+            results = self._collect(flight)
         except BaseException as error:
             forget_samples(flight.plan)
             self._scheduler.restart()

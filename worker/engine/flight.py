@@ -16,10 +16,11 @@ from inferq.worker.engine.scheduling.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A plan whose results are still to be collected."""
+    """A plan whose results are still to be collected; launched at `began`, in seconds."""
 
     plan: StepPlan
     handle: StepHandle
+    began: float
 
 
 @dataclass(frozen=True, slots=True)
