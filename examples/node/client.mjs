@@ -35,9 +35,11 @@ async function submit(redis, prompt) {
 }
 
 async function* follow(redis, job, offset) {
-  for (let event = {}; !event.end; ) {
+  for (let event = {}, isDone = false; !event.end; ) {
     const read = await redis.call("XREAD", "BLOCK", 1000, "STREAMS", `${prefix}out:${job}`, `${offset}-0`);
-    if (read === null) await lookAfter(redis, job);
+    // it may have ended after a read that brought nothing: only the one after the look tells
+    if (read === null && isDone) throw new Error(`job ${job} ended before that offset, or its events have expired`);
+    if (read === null) isDone = await lookAfter(redis, job);
     for (const [id, [, payload]] of read?.[0][1] ?? []) {
       event = decode(payload);
       const tokens = event.t ?? [], total = Number(`${id}`.split("-")[0]), had = offset - (total - tokens.length);
@@ -53,8 +55,8 @@ async function* follow(redis, job, offset) {
 async function lookAfter(redis, job) {
   const [state, deadline] = await redis.call("HMGET", `${prefix}job:${job}`, "state", "deadline");
   if (state === null) throw new Error(`job ${job} is unknown, or was forgotten`);
-  if (`${state}` === "done") throw new Error(`job ${job} ended before that offset, or its events have expired`);
-  if (Number(deadline) > 0) await callScript(redis, "expire", job, HOUR_MS);
+  if (`${state}` !== "done" && Number(deadline) > 0) await callScript(redis, "expire", job, HOUR_MS);
+  return `${state}` === "done";
 }
 
 const [prompt, ...resumed] = process.argv.slice(2);

