@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
+import os
+import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from inferq.runtime.banner import log_start
 from inferq.runtime.flags import settings_parser
 from inferq.runtime.logs import configure_logging
+from inferq.worker.daemon_executor import is_at_work
 from inferq.worker.service import WorkerService
 from inferq.worker.settings import WorkerSettings, load_settings
 
@@ -43,10 +47,22 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Run a worker until it is told to stop; return the exit code.
 
+    Ends the process itself if it was told to in the middle of a download or of long prompts.
     Raises `InvalidRequestError` for a setting, `ModelError` for a model, and `ServerLost` for a
     server that cannot be used; the command line gives each its message and exit code.
     """
     settings = load_settings(vars(build_parser().parse_args(argv)))
     configure_logging(settings.log_level, settings.log_format, show_prompts=settings.log_prompts)
     log_start("worker", settings, model=settings.model_name, queue=settings.queue)
-    return asyncio.run(WorkerService(settings).run())
+    code = asyncio.run(WorkerService(settings).run())
+    if is_at_work():
+        _end_process(code)
+    return code
+
+
+def _end_process(code: int) -> NoReturn:
+    """End at once: Python would wait for threads that those at work have started."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from redis.asyncio import Redis
@@ -23,6 +23,7 @@ from inferq.runtime.health import HealthServer
 from inferq.runtime.metrics import MetricsPage
 from inferq.runtime.tracing import start_tracing
 from inferq.version import __version__
+from inferq.worker.daemon_executor import DaemonExecutor
 from inferq.worker.engine.text.tokenizer import Tokenizer
 from inferq.worker.insight.books import WorkerBooks
 from inferq.worker.insight.metrics import WorkerMetrics
@@ -39,9 +40,10 @@ from inferq.worker.pipe.engine_client import EngineClient, EngineInfo
 from inferq.worker.queue.claimer import Claimer, ClaimLimits
 from inferq.worker.queue.lease import LeaseKeeper
 from inferq.worker.queue.publisher import Publisher
-from inferq.worker.queue.running import RunningJobs
+from inferq.worker.queue.running import RunningJob, RunningJobs
 from inferq.worker.queue.script_connection import ScriptConnection
 from inferq.worker.settings import EngineSettings, WorkerSettings
+from inferq.worker.tasks import PartEnded, Parts, cancel_all
 
 if TYPE_CHECKING:
     from inferq.runtime.spans import Tracing
@@ -52,6 +54,8 @@ logger = structlog.get_logger("inferq.worker")
 CLAIM_END_S: Final = 2.0
 #: Seconds that publishing and handing over may take at the end of a drain.
 HAND_OVER_S: Final = 5.0
+#: Seconds until a drain tries again to hand back what has not started.
+HAND_BACK_AGAIN_S: Final = 0.5
 
 
 class WorkerService:
@@ -63,6 +67,8 @@ class WorkerService:
         self._keys = QueueKeys(settings.queue, settings.partition)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        #: Fetching a model takes minutes; a worker that is to end meanwhile ends.
+        self._threads = DaemonExecutor(1, "start")
         self._probes = WorkerProbes(
             self._engine, self._stop, step_timeout_s=settings.step_timeout_s
         )
@@ -95,6 +101,7 @@ class WorkerService:
                 return await self._serve(client, scripts, tracing)
         finally:
             await self._engine.stop()
+            self._threads.shutdown(wait=False, cancel_futures=True)
             await calls.disconnect()
             await client.aclose()
             if tracing is not None:
@@ -106,7 +113,7 @@ class WorkerService:
             stopping = asyncio.create_task(self._stop.wait())
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
-                starting.cancel()
+                await cancel_all([starting])
                 return 0
             stopping.cancel()
             info, tokenizer = starting.result()
@@ -144,15 +151,16 @@ class WorkerService:
     async def _start_engine(self, engine: EngineClient) -> tuple[EngineInfo, Tokenizer]:
         settings = self._settings
         started_at = time.monotonic()
-        folder = await asyncio.to_thread(
-            find_model_folder, resolve_model(settings.model), settings.revision
+        in_thread = asyncio.get_running_loop().run_in_executor
+        folder = await in_thread(
+            self._threads, find_model_folder, resolve_model(settings.model), settings.revision
         )
         options = {name: getattr(settings, name) for name in EngineSettings.model_fields}
         options |= {"model": str(folder), "revision": None}
         options |= {"log_level": settings.log_level, "log_format": settings.log_format}
         info, tokenizer = await asyncio.gather(
             engine.start(options),
-            asyncio.to_thread(Tokenizer.load, folder, settings.generation_config),
+            in_thread(self._threads, Tokenizer.load, folder, settings.generation_config),
         )
         logger.info(
             "engine ready",
@@ -205,6 +213,7 @@ class WorkerSession:
         self._engine = engine
         self._info = info
         self._room = asyncio.Event()
+        self._parts = Parts()
         worker = settings.worker_name
         self._jobs = jobs = RunningJobs(info.pool_tokens, info.block_size, settings.max_jobs)
         self._dispatcher = dispatcher = Dispatcher(
@@ -284,38 +293,31 @@ class WorkerSession:
         return self._claimer.is_connected and self._reporter.is_connected
 
     async def serve(self, stop: asyncio.Event, hurry: asyncio.Event) -> int:
-        """Work until `stop`, the engine's end, or a fault of our own; then drain."""
-        claiming = asyncio.create_task(self._claimer.run(), name="claimer")
-        parts = [
-            asyncio.create_task(self._publisher.run(), name="publisher"),
-            asyncio.create_task(self._leases.run(), name="leases"),
-            asyncio.create_task(self._reporter.run(stop), name="reporter"),
-            asyncio.create_task(self._snapshots.run(), name="snapshots"),
-            asyncio.create_task(self._watch(), name="watchdog"),
-        ]
-        stopped = asyncio.create_task(stop.wait())
+        """Work until `stop`, the engine's end, or a fault of our own; then drain.
+
+        Returns 0 when all jobs ended or were handed over in order, else 1.
+        """
+        parts = self._parts
+        parts.start("claimer", self._claimer.run())
+        parts.start("dispatcher", self._dispatcher.run())
+        parts.start("publisher", self._publisher.run())
+        parts.start("leases", self._leases.run())
+        parts.start("reporter", self._reporter.run(stop))
+        parts.start("snapshots", self._snapshots.run())
+        parts.start("watchdog", self._watch())
         logger.info("serving", queue=self._settings.queue, partition=self._settings.partition)
         try:
-            done, _ = await asyncio.wait(
-                {claiming, *parts, stopped}, return_when=asyncio.FIRST_COMPLETED
-            )
-            failed = [task for task in done if task is not stopped]
-            for task in failed:
-                logger.error("part ended", part=task.get_name(), fault=task.exception())
-            # No more claims before the hand-back: it would claim its own jobs again.
-            self._claimer.stop()
-            await asyncio.wait([claiming], timeout=CLAIM_END_S)
-            if self._engine.is_dead:
-                await self._leave_to_others()
-                return 1
-            if failed:
-                # Whatever broke, nobody may renew leases for it, or wait for a part that is gone.
-                await _cancel([claiming, *parts])
-                await self._hand_over(are_published=False)
-                return 1
-            return 0 if await self._drain(hurry) else 1
+            await parts.beside(stop.wait())
+            await self._end_claims()
+            return 0 if await parts.beside(self._drain(hurry)) else 1
+        except PartEnded as ended:
+            logger.error("part ended", part=ended.part, fault=ended.fault)
+            await self._end_claims()
+            await self._give_up()
+            return 1
         finally:
-            await _cancel([claiming, stopped, *parts])
+            await parts.cancel()
+            await self._dispatcher.close()
             await self._publishing.disconnect()
 
     def _on_room(self) -> None:
@@ -324,6 +326,11 @@ class WorkerSession:
 
     def _take(self, claimed: ClaimedJob, sent_at: float) -> None:
         self._dispatcher.take(claimed, sent_at=sent_at, lease_s=self._settings.lease_s)
+
+    async def _end_claims(self) -> None:
+        """Have no more claims before the hand-back: it would claim its own jobs again."""
+        self._claimer.stop()
+        await self._parts.ended("claimer", timeout_s=CLAIM_END_S)
 
     async def _drain(self, hurry: asyncio.Event) -> bool:
         """Hand back the unstarted, finish what ends in time, hand over the rest.
@@ -334,20 +341,61 @@ class WorkerSession:
         deadline = time.monotonic() + self._settings.drain_timeout_s
         unstarted = [job for job in self._jobs if not job.has_started and not job.is_finished]
         logger.info("draining", running=len(self._jobs), handing_back=len(unstarted))
+        if await self._hand_back(unstarted):
+            unstarted = []
+        await self._finish_jobs(max(0.0, deadline - time.monotonic()), hurry, unstarted)
+        return await self._hand_over(are_published=True)
+
+    async def _hand_back(self, jobs: Sequence[RunningJob]) -> bool:
+        """Give jobs back that have not started; return whether that worked."""
         try:
             async with asyncio.timeout(HAND_OVER_S):
-                await self._dispatcher.hand_back(unstarted)
+                await self._dispatcher.hand_back(jobs)
         except (ServerLost, QueueFull, TimeoutError) as error:
             logger.warning("unstarted jobs not handed back yet", error=_reason(error))
-        await self._finish_jobs(max(0.0, deadline - time.monotonic()), hurry)
-        return await self._hand_over(are_published=True)
+            return False
+        return True
+
+    async def _finish_jobs(
+        self, timeout_s: float, hurry: asyncio.Event, unreturned: Sequence[RunningJob]
+    ) -> None:
+        """Wait until no job is left, the time is over, or `hurry` is set.
+
+        Nobody works on the `unreturned` any more: they are still to be handed back.
+        """
+
+        async def all_ended() -> None:
+            is_back = not unreturned
+            while not is_back:
+                await asyncio.sleep(HAND_BACK_AGAIN_S)
+                is_back = await self._hand_back(unreturned)
+            while len(self._jobs):
+                self._room.clear()
+                await self._room.wait()
+
+        waits = [asyncio.create_task(all_ended()), asyncio.create_task(hurry.wait())]
+        done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await cancel_all(waits)
+        for wait in done:
+            wait.result()
+
+    async def _give_up(self) -> None:
+        """Have the jobs go on elsewhere after a fault."""
+        # Whatever broke, nobody may renew leases for it, or wait for a part that is gone.
+        await self._parts.cancel(but="reporter")
+        await self._dispatcher.close()
+        if self._engine.is_dead:
+            await self._leave_to_others()
+            logger.error("engine ended", why=await self._engine.cause_of_death())
+        else:
+            await self._hand_over(are_published=False)
 
     async def _hand_over(self, *, are_published: bool) -> bool:
         """Give all jobs back and take the worker out of the books; return whether that worked."""
         try:
             async with asyncio.timeout(HAND_OVER_S):
                 await self._dispatcher.hand_back(list(self._jobs), flush=are_published)
-                await self._scripts.unregister(self._settings.worker_name)
+                await self._sign_off()
         except (ServerLost, QueueFull, TimeoutError) as error:
             # The leases run out by themselves; others take over then.
             self._dispatcher.end_traces("left")
@@ -362,23 +410,16 @@ class WorkerSession:
             async with asyncio.timeout(HAND_OVER_S):
                 worker = self._settings.worker_name
                 left = await self._scripts.reconcile(worker, (), crashed=True)
-                await self._scripts.unregister(worker)
+                logger.warning("jobs left to other workers", jobs=left)
+                await self._sign_off()
         except (ServerLost, QueueFull, TimeoutError) as error:
             logger.warning("jobs not left yet, their leases run out", error=_reason(error))
-        else:
-            logger.warning("jobs left to other workers", jobs=left)
 
-    async def _finish_jobs(self, timeout_s: float, hurry: asyncio.Event) -> None:
-        """Wait until no job is left, the time is over, or `hurry` is set."""
-
-        async def all_ended() -> None:
-            while len(self._jobs):
-                self._room.clear()
-                await self._room.wait()
-
-        waits = [asyncio.create_task(all_ended()), asyncio.create_task(hurry.wait())]
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        await _cancel(waits)
+    async def _sign_off(self) -> None:
+        """Take the worker out of the books, once no report is under way that brought it back."""
+        self._reporter.end()
+        await self._parts.ended("reporter")
+        await self._scripts.unregister(self._settings.worker_name)
 
     async def _watch(self) -> None:
         """End when the engine does; end the engine when one step takes longer than it may."""
@@ -388,7 +429,6 @@ class WorkerSession:
             if self._engine.stalled_s > limit:
                 logger.error("engine step exceeds its limit", limit_s=limit)
                 self._engine.kill()
-        logger.error("engine ended", why=self._engine.death)
 
 
 def connect(url: str, keys: QueueKeys) -> Redis:
@@ -400,14 +440,6 @@ def connect(url: str, keys: QueueKeys) -> Redis:
         socket_timeout=5.0,
         retry=Retry(NoBackoff(), 0),
     )
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """End tasks, however often they miss it: a call that completes just then swallows a cancel."""
-    while pending := [task for task in tasks if not task.done()]:
-        for task in pending:
-            task.cancel()
-        await asyncio.wait(pending, timeout=0.5)
 
 
 def _reason(error: Exception) -> str:

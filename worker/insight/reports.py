@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from inferq.worker.insight.snapshots import Snapshots
 from inferq.worker.jobs.books import JobBooks
 from inferq.worker.pipe.engine_client import EngineClient, EngineInfo
 from inferq.worker.settings import WorkerSettings
+from inferq.worker.tasks import cancel_all
 
 logger = structlog.get_logger("inferq.worker")
 
@@ -49,12 +49,20 @@ class Reporter:
         self._books = books
         self._rates = TokenRates()
         self._swept_at = time.monotonic()
+        self._end = asyncio.Event()
         #: Whether the last report succeeded.
         self.is_connected = True
 
+    def end(self) -> None:
+        """Have `run` return after the report under way.
+
+        One that is cut off may reach the server after what the worker does next.
+        """
+        self._end.set()
+
     async def run(self, stop: asyncio.Event) -> None:
-        """Report until cancelled, at once when `stop` is set; set it when asked to drain."""
-        while True:
+        """Report until ended, at once when `stop` is set; set it when asked to drain."""
+        while not self._end.is_set():
             is_draining = stop.is_set()
             promised_s = self._interval_s
             try:
@@ -66,11 +74,12 @@ class Reporter:
                 logger.warning("report failed", error=str(error))
             # never later than that report said, or the worker would count as late
             pause_s = min(promised_s, self._interval_s)
-            if is_draining:
-                await asyncio.sleep(pause_s)
-                continue
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), pause_s)
+            news = (self._end,) if is_draining else (self._end, stop)
+            waits = [asyncio.create_task(event.wait()) for event in news]
+            try:
+                await asyncio.wait(waits, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await cancel_all(waits)
 
     @property
     def _interval_s(self) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final, NoReturn, TypeVar
 
 from inferq.protocol.errors import (
     DecodeError,
@@ -21,6 +23,7 @@ from inferq.protocol.messages import FinishReason, Job, Task, Terminal, Timings,
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.replies import ClaimedJob
 from inferq.protocol.scripts import QueueScripts
+from inferq.worker.daemon_executor import DaemonExecutor
 from inferq.worker.engine.requests.request import PreparedRequest
 from inferq.worker.engine.requests.request_events import RequestEvent
 from inferq.worker.engine.text.tokenizer import Tokenizer
@@ -33,9 +36,15 @@ from inferq.worker.pipe.engine_client import EngineClient
 from inferq.worker.pipe.engine_output import EngineOutput
 from inferq.worker.queue.publisher import Publisher
 from inferq.worker.queue.running import RunningJob, RunningJobs
+from inferq.worker.tasks import cancel_all
 
 #: Engine priority of each lane; smaller is more urgent.
 LANE_PRIORITY = {Lane.HIGH: -1, Lane.NORMAL: 0, Lane.LOW: 1}
+#: Most prompts that are tokenized at once: some more than there are cores, for the short ones
+#: behind long ones.
+MAX_TOKENIZING: Final = min(32, (os.cpu_count() or 1) + 4)
+
+_Made = TypeVar("_Made")
 
 
 @dataclass(slots=True)
@@ -81,7 +90,10 @@ class Dispatcher:
         self._lines = lines
         self._on_room = on_room
         self._active: dict[str, ActiveJob] = {}
-        self._preparations: set[asyncio.Task[None]] = set()
+        self._threads = DaemonExecutor(MAX_TOKENIZING, "prepare")
+        self._preparations: dict[RunningJob, asyncio.Task[None]] = {}
+        self._orphaned = asyncio.Event()
+        self._fault: BaseException | None = None
         self._publisher: Publisher | None = None
 
     def connect(self, publisher: Publisher) -> None:
@@ -114,10 +126,39 @@ class Dispatcher:
         self._books.took(job)
         self._lines.claimed(job)
         task = asyncio.create_task(self._prepare(job, claimed.payload))
-        self._preparations.add(task)
-        task.add_done_callback(self._preparations.discard)
+        self._preparations[job] = task
+        task.add_done_callback(lambda task: self._prepared(job, task))
+
+    async def run(self) -> NoReturn:
+        """Raise whatever left a job here that nobody ends; run on until then."""
+        await self._orphaned.wait()
+        assert self._fault is not None
+        raise self._fault
+
+    async def close(self) -> None:
+        """Prepare nothing any more; the jobs are left as they are."""
+        await cancel_all(self._preparations.values())
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _prepared(self, job: RunningJob, task: asyncio.Task[None]) -> None:
+        del self._preparations[job]
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._fault = fault
+            self._orphaned.set()
 
     async def _prepare(self, job: RunningJob, payload: bytes) -> None:
+        try:
+            await self._bring_to_engine(job, payload)
+        except (asyncio.CancelledError, GeneratorExit):
+            raise  # the job has ended or left, or we have
+        except InvalidRequestError as error:
+            self._fail(job, error.info)
+        except (ServerLost, QueueFull) as error:
+            self.lose(job, str(error))
+        except BaseException as error:  # noqa: BLE001 - a panic of Rust's is no `Exception`
+            self._break(job, "preparing a job failed", error)
+
+    async def _bring_to_engine(self, job: RunningJob, payload: bytes) -> None:
         try:
             message = _decode(job.id, payload)
             self._traces.begin(job, message)
@@ -127,28 +168,22 @@ class Dispatcher:
                 await self._tokenize(job, message)
                 return
             began_ns = time.time_ns()
-            prepared = await asyncio.to_thread(self._preparer.prepare, message)
+            prepared = await self._in_thread(self._preparer.prepare, message)
             if trace := self._traces.of(job):
                 trace.tokenized(began_ns, len(prepared.prompt_token_ids))
             log = await self._preparer.published(job, prepared, message)
-            if job in self._jobs and not job.is_finished:
-                await self._begin(job, prepared, log, message.cache_salt or "", adapter)
-        except InvalidRequestError as error:
-            self._fail(job, error.info)
         except DecodeError as error:
             await self._reject(job, error)
-        except (ServerLost, QueueFull) as error:
-            self.lose(job, str(error))
-        except Exception as error:  # noqa: BLE001 - the job must end, whatever is wrong with us
-            self._lines.failed("preparing a job failed", job, error)
-            self._fail(job, _internal_error(error))
+            return
+        if job in self._jobs and not job.is_finished:
+            await self._begin(job, prepared, log, message.cache_salt or "", adapter)
 
     async def _tokenize(self, job: RunningJob, message: Job) -> None:
         """End a job that asks for its prompt's tokens with these, whatever was published of them.
 
         Any worker finds the same ones.
         """
-        log = await asyncio.to_thread(self._preparer.tokenize, message)
+        log = await self._in_thread(self._preparer.tokenize, message)
         if job in self._jobs and not job.is_finished:
             job.log = log
             self._end(
@@ -160,6 +195,9 @@ class Dispatcher:
                     attempts=job.attempts,
                 ),
             )
+
+    async def _in_thread(self, make: Callable[[Job], _Made], message: Job) -> _Made:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, make, message)
 
     async def _begin(
         self,
@@ -222,18 +260,14 @@ class Dispatcher:
             if isinstance(error, ProtocolVersionError)
             else ErrorCode.UNDECODABLE
         )
-        try:
-            await self._scripts.reject(
-                self._worker,
-                job.id,
-                job.epoch,
-                code=code,
-                message=str(error),
-                retention_ms=self._retention_ms,
-            )
-        except (ServerLost, QueueFull) as lost:
-            self.lose(job, str(lost))
-            return
+        await self._scripts.reject(
+            self._worker,
+            job.id,
+            job.epoch,
+            code=code,
+            message=str(error),
+            retention_ms=self._retention_ms,
+        )
         self._books.rejected += 1
         self._lines.rejected(job, error)
         self._traces.fail(job, code)
@@ -255,10 +289,8 @@ class Dispatcher:
                 continue
             try:
                 self._receive_one(active, output, now)
-            except Exception as error:  # noqa: BLE001 - the job must end, the others go on
-                self._lines.failed("taking tokens failed", active.job, error)
-                self._leave_engine(active.job)
-                self._fail(active.job, _internal_error(error))
+            except BaseException as error:  # noqa: BLE001 - a panic of Rust's is no `Exception`
+                self._break(active.job, "taking tokens failed", error)
 
     def _receive_one(self, active: ActiveJob, output: EngineOutput, now: float) -> None:
         job = active.job
@@ -319,7 +351,7 @@ class Dispatcher:
         Without `flush`, tokens that are not published yet are left to be generated again.
         """
         for job in jobs:
-            self._leave_engine(job)
+            self._stop_work(job)
         if self._publisher is not None and flush:
             await self._publisher.flushed(jobs)
         held = [job for job in jobs if job in self._jobs]
@@ -340,9 +372,19 @@ class Dispatcher:
     def _end_early(self, job: RunningJob, reason: FinishReason) -> None:
         active = self._active.get(_request_id(job))
         if active is not None:
-            self._finish_early(active, reason)
+            try:
+                self._finish_early(active, reason)
+            except BaseException as error:  # noqa: BLE001 - a panic of Rust's is no `Exception`
+                self._break(job, "ending a job failed", error)
         elif not job.is_finished:
+            self._stop_work(job)
             self._end(job, Terminal(finish_reason=reason, attempts=job.attempts))
+
+    def _break(self, job: RunningJob, what: str, error: BaseException) -> None:
+        """End a job for a fault of ours; the others go on."""
+        self._lines.failed(what, job, error)
+        self._stop_work(job)
+        self._fail(job, ErrorInfo(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}"))
 
     def _fail(self, job: RunningJob, error: ErrorInfo) -> None:
         if job in self._jobs and not job.is_finished:
@@ -358,14 +400,14 @@ class Dispatcher:
 
     def _finish(self, active: ActiveJob, *, abort: bool = False) -> None:
         """End a job all of whose outputs have ended."""
-        self._leave_engine(active.job, abort=abort)
+        self._stop_work(active.job, abort=abort)
         active.job.log = active.generation.result()
         self._end(active.job, self._terminal(active, active.job.log.finish_reason))
 
     def _finish_early(
         self, active: ActiveJob, reason: FinishReason, error: ErrorInfo | None = None
     ) -> None:
-        self._leave_engine(active.job, abort=error is None)
+        self._stop_work(active.job, abort=error is None)
         active.generation.end_early(reason)
         self._end(active.job, self._terminal(active, reason, error))
 
@@ -393,32 +435,34 @@ class Dispatcher:
 
     def _end(self, job: RunningJob, terminal: Terminal) -> None:
         job.terminal = terminal
-        if trace := self._traces.of(job):
-            trace.end_generation()
         self._jobs.reserve(job, 0)  # the engine has freed its blocks already
         self._on_room()
         self._publish(job)
+        if trace := self._traces.of(job):
+            trace.end_generation()
 
     def _publish(self, job: RunningJob) -> None:
         assert self._publisher is not None
         if job in self._jobs and job.is_dirty:
             self._publisher.mark_dirty(job)
 
-    def _leave_engine(self, job: RunningJob, *, abort: bool = True) -> None:
-        if self._active.pop(_request_id(job), None) is not None and abort:
-            self._engine.abort(_request_id(job))
+    def _stop_work(self, job: RunningJob, *, abort: bool = True) -> None:
+        """Have nobody here go on with a job, nor bring it to the engine."""
+        if self._active.pop(_request_id(job), None) is not None:
+            if abort:
+                self._engine.abort(_request_id(job))
+            return
+        preparation = self._preparations.get(job)
+        if preparation is not None and preparation is not asyncio.current_task():
+            preparation.cancel()
 
     def _drop(self, job: RunningJob) -> None:
-        self._leave_engine(job)
+        self._stop_work(job)
         self._traces.leave(job, "left")
         if self._publisher is not None:
             self._publisher.forget(job)
         self._jobs.remove(job)
         self._on_room()
-
-
-def _internal_error(error: Exception) -> ErrorInfo:
-    return ErrorInfo(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
 
 
 def _request_id(job: RunningJob) -> str:

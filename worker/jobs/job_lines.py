@@ -84,6 +84,6 @@ class JobLines:
         """Say that the queue's books still have a job's bound."""
         logger.warning("counters not corrected", **job.names, error=str(error))
 
-    def failed(self, what: str, job: RunningJob, error: Exception) -> None:
+    def failed(self, what: str, job: RunningJob, error: BaseException) -> None:
         """Say that a fault of ours ended a job."""
         logger.error(what, **job.names, fault=error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import subprocess
 import sys
@@ -27,6 +28,8 @@ logger = structlog.get_logger("inferq.engine")
 ENGINE_COMMAND: Final = (sys.executable, "-m", "inferq.worker.pipe.engine_process")
 #: Seconds to let the process end by itself before it is killed.
 STOP_TIMEOUT_S: Final = 5.0
+#: Seconds between two looks whether it has.
+POLL_S: Final = 0.01
 
 
 class EngineDied(InferqError):
@@ -63,8 +66,8 @@ class EngineClient:
         self._burial: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._dead = asyncio.Event()
-        #: Why the process ended, once it has.
-        self.death: str | None = None
+        #: What is known of its end, once there is one.
+        self._death = "the engine process closed its connection"
         self._unanswered: set[str] = set()
         self.steps = 0
         self.last_step_at = time.monotonic()
@@ -74,7 +77,7 @@ class EngineClient:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process has ended."""
+        """Whether the process has closed its pipe: it has ended, or is about to."""
         return self._dead.is_set()
 
     @property
@@ -155,11 +158,15 @@ class EngineClient:
         return await self._snapshot
 
     async def wait_dead(self, timeout_s: float) -> None:
-        """Wait until the process has ended, or the time is over."""
-        try:
+        """Wait until the process has closed its pipe, or the time is over."""
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._dead.wait(), timeout_s)
-        except TimeoutError:
-            return
+
+    async def cause_of_death(self) -> str:
+        """Return why an engine that is dead is so, with its exit status once that is known."""
+        if self._burial is not None:
+            await asyncio.wait({self._burial})
+        return self._death
 
     async def stop(self) -> None:
         """End the process."""
@@ -167,12 +174,9 @@ class EngineClient:
             return
         if self._pipe is not None:
             self._pipe.close()  # which ends the process, also in the middle of a step
-        process = self._process
-        try:
-            await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            await asyncio.to_thread(process.wait)
+        if not await _has_ended(self._process, STOP_TIMEOUT_S):
+            self._process.kill()
+            await _has_ended(self._process, None)
 
     def kill(self) -> None:
         """End the process without waiting for its step."""
@@ -181,7 +185,8 @@ class EngineClient:
 
     def _send(self, frame: list[Any]) -> None:
         assert self._pipe is not None
-        self._pipe.send(frame)
+        if not self.is_dead:
+            self._pipe.send(frame)
 
     def _receive(self, frame: list[Any]) -> None:
         assert self._ready is not None
@@ -213,24 +218,30 @@ class EngineClient:
         self.on_outputs(outputs)
 
     def _lost(self, error: Exception | None) -> None:
+        # At once: what it ran goes on elsewhere, whatever becomes of the process.
+        self._dead.set()
         self._burial = asyncio.get_running_loop().create_task(self._bury(error))
 
     async def _bury(self, error: Exception | None) -> None:
         """Find out how the process whose pipe is closed has ended."""
         assert self._process is not None
         assert self._ready is not None
-        reason = "the engine process ended"
-        try:
-            status = await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_S)
-            reason = f"{reason} with status {status}"
-        except subprocess.TimeoutExpired:
-            reason = f"{reason} its connection"
+        if await _has_ended(self._process, STOP_TIMEOUT_S):
+            self._death = f"the engine process ended with status {self._process.returncode}"
         if error is not None:
-            reason = f"{reason} ({type(error).__name__}: {error})"
+            self._death = f"{self._death} ({type(error).__name__}: {error})"
         if not self._ready.done():
-            self._ready.set_exception(EngineDied(reason))
-        self.death = reason
-        self._dead.set()
+            self._ready.set_exception(EngineDied(self._death))
+
+
+async def _has_ended(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
+    """Return whether a process has ended, as soon as it has, or the time is over."""
+    # Not in a thread that waits: asyncio's own may all be in calls of others.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while process.poll() is None:  # noqa: ASYNC110 - no event tells of it
+                await asyncio.sleep(POLL_S)
+    return process.returncode is not None
 
 
 def _launch(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
