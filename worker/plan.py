@@ -8,9 +8,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+import torch
+
 from inferq.protocol.errors import InvalidRequestError, ModelError
+from inferq.worker.engine.config import EngineConfig
 from inferq.worker.model.architecture.config import ModelConfig
+from inferq.worker.model.architecture.serving_limits import (
+    check_triton_heads,
+    served_dtype,
+    served_length,
+)
+from inferq.worker.model.loading.loader import weight_files
 from inferq.worker.model.loading.model_store import resolve_model
+from inferq.worker.model.loading.quantization import check_quantized_checkpoint
+from inferq.worker.model.loading.refusals import PickledWeights
+from inferq.worker.model.ranks.parallel import Share, check_division
+from inferq.worker.model.running.kv_cache import KVCacheShape
 
 MIB: Final = 2**20
 GIB: Final = 2**30
@@ -33,7 +46,8 @@ GPU_MIB: Final[Mapping[str, int]] = MappingProxyType(
 SERVER_TOKENS_PER_S: Final = 40_000
 #: What a CUDA context, its libraries' workspaces and captured graphs take, roughly.
 _CONTEXT_BYTES: Final = 1 * GIB
-_DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+#: The device that is planned for; there may be none here.
+_DEVICE: Final = torch.device("cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +104,25 @@ def make_plan(model: str, demand: Demand, weight_bytes: int | None = None) -> Pl
     """Plan for a folder with a model, or with its config.json if `weight_bytes` is given.
 
     Raises `ModelError` for a folder that says too little, and for a model that does not fit, with
-    the numbers.
+    the numbers; and what a worker of these settings raises before it loads weights.
     """
     folder = Path(resolve_model(model)).expanduser()
     if not folder.is_dir():
         raise ModelError(f"there is no folder {folder}")
+    _check_settings(model, demand)
     config = ModelConfig.read(folder)
+    longest = served_length(config, demand.max_model_len)
+    dtype = served_dtype("auto", config, _DEVICE)
     ranks = demand.tensor_parallel_size
+    check_division(config, ranks)
+    check_quantized_checkpoint(config.quantization, None, _DEVICE, dtype)
+    check_triton_heads(config, _DEVICE)
+    share = Share(config, 0, ranks).config
     weights = -(-(_size_of(folder) if weight_bytes is None else weight_bytes) // ranks)
-    step = _step_bytes(config, demand)
-    block = _block_bytes(config, demand)
+    step = _step_bytes(share, demand, dtype)
+    block = KVCacheShape.of(share, demand.block_size, dtype).block_bytes
     cache = int(demand.gpu_bytes * demand.gpu_memory_utilization) - weights - step
-    longest = demand.max_model_len or config.max_position_embeddings
-    plan = Plan(weights, step, max(0, cache), block, demand.block_size, 0, longest)
-    blocks = plan.cache_bytes // block
+    blocks = max(0, cache) // block
     if blocks * demand.block_size < longest:
         raise ModelError(
             f"of {demand.gpu_bytes / GIB:.1f} GiB, weights take {weights / GIB:.1f} and a step "
@@ -114,27 +133,38 @@ def make_plan(model: str, demand: Demand, weight_bytes: int | None = None) -> Pl
     return Plan(weights, step, cache, block, demand.block_size, blocks, longest)
 
 
+def _check_settings(model: str, demand: Demand) -> None:
+    """Raise `InvalidRequestError` for settings with which no worker starts."""
+    EngineConfig(
+        model=model,
+        tensor_parallel_size=demand.tensor_parallel_size,
+        gpu_memory_utilization=demand.gpu_memory_utilization,
+        max_model_len=demand.max_model_len,
+        block_size=demand.block_size,
+        max_num_seqs=demand.max_num_seqs,
+        max_num_batched_tokens=demand.max_num_batched_tokens,
+    )
+
+
 def _size_of(folder: Path) -> int:
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    if not size:
-        raise ModelError(f"{folder} has no weights; say how large they are by --weights-gib")
-    return size
+    """Return the bytes of the files that a worker reads."""
+    try:
+        return sum(file.stat().st_size for file in weight_files(folder))
+    except PickledWeights:
+        raise
+    except ModelError as error:
+        raise ModelError(
+            f"{folder} has no weights; say how large they are by --weights-gib ({error})"
+        ) from None
 
 
-def _block_bytes(config: ModelConfig, demand: Demand) -> int:
-    """Return the bytes of a block on one rank; KV heads are repeated where they are too few."""
-    heads = -(-config.num_kv_heads // demand.tensor_parallel_size)
-    values = config.num_layers * 2 * demand.block_size * heads * config.head_dim
-    return values * _DTYPE_BYTES[config.dtype or "float32"]
-
-
-def _step_bytes(config: ModelConfig, demand: Demand) -> int:
-    """Estimate what the largest step needs beside weights and cache.
+def _step_bytes(share: ModelConfig, demand: Demand, dtype: torch.dtype) -> int:
+    """Estimate what the largest step needs on a rank, beside weights and cache.
 
     The widest layer's inputs and outputs for all tokens of a step, three float32 copies of the
     logits of all sequences, and the context.
     """
-    wide = 2 * config.intermediate_size // demand.tensor_parallel_size + 6 * config.hidden_size
-    hidden = demand.max_num_batched_tokens * wide * _DTYPE_BYTES[config.dtype or "float32"]
-    logits = 3 * 4 * demand.max_num_seqs * config.vocab_size
+    wide = 2 * share.intermediate_size + 6 * share.hidden_size
+    hidden = demand.max_num_batched_tokens * wide * dtype.itemsize
+    logits = 3 * 4 * demand.max_num_seqs * share.vocab_size
     return hidden + logits + _CONTEXT_BYTES

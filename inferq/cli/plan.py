@@ -22,6 +22,7 @@ Examples:
 An estimate: how large a step gets is measured when a worker starts, whose log says the truth.
 """
 _GIB: Final = 2**30
+_TOKENS_PER_JOB: Final = 2048
 
 
 def add_commands(commands: Commands) -> None:
@@ -43,7 +44,12 @@ def add_commands(commands: Commands) -> None:
         ("--tensor-parallel-size", int, 1, "GPUs among which the model is divided"),
         ("--gpu-memory-utilization", float, 0.9, "share of the memory that the worker may use"),
         ("--max-model-len", int, None, "longest prompt plus output, in tokens"),
-        ("--tokens-per-job", int, 2048, "typical prompt plus output, in tokens"),
+        (
+            "--tokens-per-job",
+            int,
+            None,
+            f"typical prompt plus output, in tokens (default: {_TOKENS_PER_JOB}, or the longest)",
+        ),
         ("--worker-tokens-per-second", float, None, "of one worker, to say how many a server has"),
     ):
         shown = "" if default is None else f" (default: {default})"
@@ -68,23 +74,35 @@ def run(arguments: argparse.Namespace) -> int:
     plan = planning.make_plan(
         arguments.model, demand, None if weights is None else int(weights * _GIB)
     )
-    jobs = min(plan.jobs_of(arguments.tokens_per_job), demand.max_num_seqs)
+    tokens = _tokens_per_job(arguments.tokens_per_job, plan.max_model_len)
+    jobs, full_jobs = (
+        min(plan.jobs_of(length), demand.max_num_seqs) for length in (tokens, plan.max_model_len)
+    )
     speed = arguments.worker_tokens_per_second
     workers = None if speed is None else int(planning.SERVER_TOKENS_PER_S // speed)
     if arguments.json:
         whole = dataclasses.asdict(plan)
-        whole |= {"num_tokens": plan.num_tokens, "full_jobs": plan.jobs_of(plan.max_model_len)}
+        whole |= {"num_tokens": plan.num_tokens, "full_jobs": full_jobs}
         print(json.dumps({**whole, "jobs": jobs, "workers_per_server": workers}))
     else:
-        _print(plan, jobs, workers, arguments.tokens_per_job)
+        _print(plan, full_jobs, jobs, workers, tokens)
     return exit_codes.OK
 
 
+def _tokens_per_job(asked: int | None, longest: int) -> int:
+    """Return the length of a typical job; raise `InvalidRequestError` where none is as long."""
+    if asked is not None and asked > longest:
+        raise InvalidRequestError(
+            f"{asked} is more than the longest job has ({longest})",
+            field="tokens_per_job",
+            limit=longest,
+        )
+    return asked or min(_TOKENS_PER_JOB, longest)
+
+
 def _check(arguments: argparse.Namespace) -> None:
+    """Refuse numbers that no estimate can be made of; the worker's settings are checked by it."""
     bounds: dict[str, tuple[float, float]] = {
-        "tensor_parallel_size": (1, 1024),
-        "gpu_memory_utilization": (1e-3, 1),
-        "max_model_len": (1, 2**31),
         "tokens_per_job": (1, 2**31),
         "weights_gib": (1e-9, 2**20),
         "worker_tokens_per_second": (1e-3, 1e9),
@@ -95,7 +113,7 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InvalidRequestError(f"must be from {least:g} to {most:g}", field=name, limit=most)
 
 
-def _print(plan: Any, jobs: int, workers: int | None, tokens_per_job: int) -> None:
+def _print(plan: Any, full_jobs: int, jobs: int, workers: int | None, tokens_per_job: int) -> None:
     print(f"weights        {plan.weight_bytes / _GIB:.1f} GiB on each GPU")
     print(f"a step         {plan.step_bytes / _GIB:.1f} GiB, estimated")
     print(
@@ -103,7 +121,7 @@ def _print(plan: Any, jobs: int, workers: int | None, tokens_per_job: int) -> No
         f"{plan.block_size} tokens ({plan.block_bytes / 2**20:.2f} MiB), {plan.num_tokens:,} tokens"
     )
     print(
-        f"jobs at once   {plan.jobs_of(plan.max_model_len):,} of {plan.max_model_len:,} tokens; "
+        f"jobs at once   {full_jobs:,} of {plan.max_model_len:,} tokens; "
         f"{jobs:,} of {tokens_per_job:,}"
     )
     if workers is not None:

@@ -69,3 +69,22 @@ def test_a_number_that_cannot_be_is_named(command: list[str], flag, value, capsy
 def test_a_folder_that_is_not_there_is_named(capsys) -> None:
     assert main(["plan", "--model", "/no/such/folder", "--gpu", "h100"]) == 2
     assert "/no/such/folder" in capsys.readouterr().err
+
+
+def test_what_a_worker_refuses_is_not_planned(command: list[str], capsys) -> None:
+    assert main([*command, "--max-model-len", "99999"]) == 2
+    said = capsys.readouterr()
+    assert "max_model_len: 99999 is more than the model's 8192 positions" in said.err
+    assert not said.out
+    assert main([*command, "--tensor-parallel-size", "5"]) == 2
+    assert "32 attention heads cannot be divided among 5 ranks" in capsys.readouterr().err
+
+
+def test_jobs_are_no_longer_and_no_more_than_a_worker_takes(command: list[str], capsys) -> None:
+    short = [*command, "--max-model-len", "512"]
+    assert main([*short, "--tokens-per-job", "513"]) == 2
+    assert "tokens_per_job: 513 is more than the longest job has (512)" in capsys.readouterr().err
+    assert main([*short, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["num_blocks"] // 32 > 256
+    assert plan["jobs"] == plan["full_jobs"] == 256

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from inferq.kernels.attention import HEAD_DIMS, AttentionOps, attention_ops
+from inferq.kernels.attention import AttentionOps, attention_ops
 from inferq.kernels.matmul import can_stay_narrow
 from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
@@ -16,6 +16,7 @@ from inferq.worker.model.architecture.config import ModelConfig, read_json
 from inferq.worker.model.architecture.fallback import load_fallback
 from inferq.worker.model.architecture.fallback_config import FallbackConfig
 from inferq.worker.model.architecture.families import FAMILIES
+from inferq.worker.model.architecture.serving_limits import check_triton_heads
 from inferq.worker.model.architecture.transformer import Decoder
 from inferq.worker.model.loading.loader import WeightLoader, load_weights, stored_16_bit_dtype
 from inferq.worker.model.loading.lora_loading import load_adapters
@@ -146,9 +147,6 @@ def _head_dtype(
 
 def _attention(model: ModelShape, device: torch.device) -> AttentionOps:
     attention = attention_ops(device)
-    if attention.name == "triton" and model.head_dim not in HEAD_DIMS:
-        raise ModelError(
-            f"{model.architecture} has heads of {model.head_dim}; on {device} attention takes "
-            f"{', '.join(str(size) for size in HEAD_DIMS)}"
-        )
+    if attention.name == "triton":
+        check_triton_heads(model, device)
     return attention

@@ -25,6 +25,7 @@ from inferq.worker.engine.scheduling.plan import RunnerSpeeds, SequenceResult, S
 from inferq.worker.model.architecture.causal_model import CausalModel, ModelShape
 from inferq.worker.model.architecture.config import ModelConfig
 from inferq.worker.model.architecture.linear import check_quantization
+from inferq.worker.model.architecture.serving_limits import served_dtype, served_length
 from inferq.worker.model.architecture.transformer import Decoder
 from inferq.worker.model.architecture.vocabulary import ModelVocabulary, tokenizer_vocab_size
 from inferq.worker.model.loading.hub import find_model_folder
@@ -308,10 +309,10 @@ def load_runner(
     """
     folder = find_model_folder(config.model, config.revision)
     model = read_model_config(folder)
-    max_model_len = _max_model_len(config, model)
+    max_model_len = served_length(model, config.max_model_len)
     device = _device(config.device)
     check_quantization(config.quantization, device)
-    dtype = _dtype(config.dtype, model, device)
+    dtype = served_dtype(config.dtype, model, device)
     stored = isinstance(model, ModelConfig) and model.quantization is not None
     config = settle_kv_cache_dtype(
         config, dtype, device, is_quantized=stored or config.quantization is not None
@@ -399,17 +400,6 @@ def _launches_ahead(config: EngineConfig, device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _max_model_len(config: EngineConfig, model: ModelShape) -> int:
-    """Return the option, or the model's positions; rotary embeddings may stretch further."""
-    limit = model.longest_positions
-    if config.max_model_len is not None and config.max_model_len > limit:
-        raise ModelError(
-            f"{config.max_model_len} is more than the model's {limit} positions",
-            field="max_model_len",
-        )
-    return config.max_model_len or model.max_position_embeddings
-
-
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -423,18 +413,3 @@ def _device(name: str) -> torch.device:
     if device.index is not None:
         torch.cuda.set_device(device)  # kernels and graphs go to the current device
     return device
-
-
-def _dtype(name: str, model: ModelShape, device: torch.device) -> torch.dtype:
-    """Choose what to compute in: by default the checkpoint's dtype, on the CPU float32.
-
-    CPUs compute in 16 bits only with special instructions, and slowly without.
-    """
-    if name == "auto":
-        name = "float32" if device.type == "cpu" else model.dtype or "float32"
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in dtypes:
-        raise ModelError(
-            f"{name!r} is not supported; supported: {', '.join(dtypes)}", field="dtype"
-        )
-    return dtypes[name]
