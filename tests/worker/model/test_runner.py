@@ -19,8 +19,8 @@ from inferq.protocol.params import SamplingParams
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
 from inferq.worker.engine.requests.sequence import EngineRequest, ResumedOutput
+from inferq.worker.model.architecture.serving_limits import served_dtype
 from inferq.worker.model.loading.hub import find_model_folder
-from inferq.worker.model.running import runner as runner_module
 from inferq.worker.model.running.kv_cache import CPU_MEMORY_CAP, KVCacheShape
 from inferq.worker.model.running.runner import DecoderRunner, load_runner
 from inferq.worker.model.sizing.memory import available_memory
@@ -247,7 +247,7 @@ def test_the_dtype_is_the_checkpoints_on_a_gpu_and_float32_on_the_cpu_unless_tol
     asked: str, stored: str | None, device: str, expected: torch.dtype
 ) -> None:
     model = cast("Any", SimpleNamespace(dtype=stored))
-    assert runner_module._dtype(asked, model, torch.device(device)) == expected
+    assert served_dtype(asked, model, torch.device(device)) == expected
 
 
 def test_a_missing_device_is_refused(make_model: Make) -> None:
