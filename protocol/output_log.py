@@ -194,18 +194,31 @@ class JobLog:
 
         With `terminal`, the last one ends the job.
         """
-        events = list(self._token_events(after))
+        return list(self.iter_events(after, terminal))
+
+    def iter_events(self, after: int, terminal: Terminal | None) -> Iterator[tuple[int, Event]]:
+        """Make the events that `events` returns one after the other, for who needs the first only.
+
+        The log must not grow meanwhile.
+        """
         if terminal is None:
-            return events
-        closing = self.outputs[self.closing]
-        if not any(event.index == self.closing for _, event in events):
+            yield from self._token_events(after)
+            return
+        has_closing = False
+        last: tuple[int, Event] | None = None
+        for entry in self._token_events(after):
+            if last is not None:
+                yield last
+            last = entry
+            has_closing = has_closing or entry[1].index == self.closing
+        if last is None or not has_closing:
+            if last is not None:
+                yield last
             # may bring the end of an output, and text, but no token
+            closing = self.outputs[self.closing]
             end = len(closing.token_ids)
-            total = max(self.total, after)
-            events.append((total, closing.event(self.closing, end, end)))
-        total, last = events[-1]
-        events[-1] = (total, replace(last, terminal=terminal))
-        return events
+            last = max(self.total, after), closing.event(self.closing, end, end)
+        yield last[0], replace(last[1], terminal=terminal)
 
     def _token_events(self, after: int) -> Iterator[tuple[int, Event]]:
         self._take_turns()

@@ -33,6 +33,7 @@ from inferq.protocol.replies import (
     Swept,
 )
 from inferq.protocol.script_call import call_script, read_script
+from inferq.protocol.stream_pages import read_pages
 from inferq.protocol.trace_context import TraceContext
 from inferq.protocol.webhooks import Webhook
 from inferq.protocol.wire import number, text, unpack
@@ -221,7 +222,8 @@ class QueueScripts:
 
         A job takes its cost, rounded up to whole blocks; a bound that no worker has replaced by an
         exact count counts as `max_model_len` at most. An `idle` worker is given one job whatever
-        its cost. Jobs of cost 0, at most `max_errands`, do not count among the `max_jobs`.
+        its cost. Jobs of cost 0, at most `max_errands`, do not count among the `max_jobs`. The job
+        whose payload brings the reply to 1 MiB is the last; `next_due_ms` is 0 if there are more.
         """
         rows, tails, due, waiting = await self._call(
             "claim",
@@ -293,9 +295,15 @@ class QueueScripts:
         """Hand back jobs claimed in a reply that was lost; `held` are the ids this worker knows.
 
         With `crashed`, whoever ran the others is gone: the next claim counts a crash of each.
-        Returns their number. Cheap when there are none; not to be called during a claim.
+        Returns their number. Cheap when there are none; not to be called during a claim. Calls the
+        server once for each thousand of the worker's jobs or less, so that others get their turn.
         """
-        return int(await self._call("reconcile", worker, int(crashed), *held))
+        returned, stopped = 0, b""
+        while True:
+            more, stopped = await self._call("reconcile", worker, int(crashed), stopped, *held)
+            returned += more
+            if not stopped:
+                return returned
 
     async def reject(
         self, worker: str, job_id: str, epoch: int, *, code: str, message: str, retention_ms: int
@@ -337,9 +345,10 @@ class QueueScripts:
         return QueueLength(queued, running, delayed, finished_total=ended, limit=limit)
 
     async def forget(self, *job_ids: str) -> int:
-        """Let go of the records and the events of jobs, before their time; return how many.
+        """Let go of the records, the events and the keys of jobs, before their time.
 
-        Those that have not ended stay as they are.
+        Return how many; those that have not ended stay as they are. An idempotency key of one that
+        is gone stands for another job from then on.
         """
         for job_id in job_ids:
             self._check_partition(job_id)
@@ -383,10 +392,18 @@ class QueueScripts:
         return Swept(*await self._call("sweep", gone_ms, limit))
 
     async def dead_letters(self, *, after: str = "-", count: int = 100) -> list[DeadLetter]:
-        """Return the oldest dead letters after entry `after`."""
-        start = after if after == "-" else f"({after}"
-        rows = await self._read(self._redis.xrange(self.keys.dead, min=start, count=count))
-        return [DeadLetter.from_fields(entry.decode(), fields) for entry, fields in rows]
+        """Return the oldest dead letters after entry `after`, at most `count`."""
+        letters: list[DeadLetter] = []
+
+        def read(start: str, most: int) -> Awaitable[Any]:
+            left = min(most, count - len(letters))
+            return self._read(self._redis.xrange(self.keys.dead, min=start, count=left))
+
+        async for page in read_pages(read, after=after):
+            letters += [DeadLetter.from_fields(entry.decode(), fields) for entry, fields in page]
+            if len(letters) >= count:
+                break
+        return letters
 
     async def dead_letter(self, entry_id: str) -> DeadLetter:
         """Return one dead letter; raise `InvalidRequestError` if there is none of this id."""

@@ -18,16 +18,17 @@ class UpkeepScripts(QueueScripts):
     """The operations of `QueueScripts`, and those of maintenance."""
 
     async def promote(self, *, retention_ms: int) -> int:
-        """Move delayed jobs that are due into their lanes; return how many were due.
+        """Move delayed jobs that are due into their lanes; return how many were looked at.
 
-        That many are moved at once; call again for more, until it returns 0.
+        One call moves some of them; call again for more, until it returns 0.
         """
         return int(await self._call("promote", retention_ms))
 
     async def recount(self, *, limit: int = RECOUNT_LIMIT) -> int | None:
         """Count anew what `load` counts; return how many counters were wrong.
 
-        None: there are more than `limit` jobs, and nothing was counted.
+        None: there are more than `limit` jobs, or their payloads are longer than 64 MiB together,
+        and nothing was counted.
         """
         counted, wrong = await self._call("recount", limit)
         return int(wrong) if counted else None

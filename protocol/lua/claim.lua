@@ -13,7 +13,8 @@
 --        queued, tokens of whole blocks that it counts as, alone (1: the worker shall run nothing
 --        beside it)}
 -- O(log n) for each job handed out, and for at most 128 promoted, 128 looked at for takeover and
--- 256 removed from the lanes.
+-- 256 removed from the lanes. No job is handed out after the one whose payload brings the reply to
+-- 1 MiB: it ends the call, with the rest for the next one.
 --
 -- In order: delayed jobs that are due enter their lanes; jobs whose lease ended or was given back
 -- are taken over; then the lanes, by weighted stride scheduling: the lane with the lowest virtual
@@ -32,6 +33,10 @@ local starve_ms = tonumber(ARGV[10])
 local errands_left = tonumber(ARGV[14] or 0)
 local WEIGHTS = { high = tonumber(ARGV[11]), normal = tonumber(ARGV[12]), low = tonumber(ARGV[13]) }
 local MAX_TAKEOVERS, MAX_REMOVED = 64, 256
+-- Bytes of payloads at which a reply ends. With the longest job as its last it stays below 9 MiB: a
+-- link that can carry this job can carry the reply, which would else be claimed and lost for ever.
+-- Less would cost a call for every few jobs of ordinary size.
+local MAX_BYTES = 1048576
 
 proceed_when_memory_is_full()
 note_activity(lease_ms)
@@ -42,6 +47,7 @@ local waiting = false
 local unfinished = false -- whether a claim right after this one would get further
 local last = {} -- lane -> id of the last entry delivered
 local removals_left = MAX_REMOVED
+local bytes_left = MAX_BYTES
 
 -- A bound of a job's cost may be far too high, so it counts as one whole context at most. What a
 -- worker has counted may be several contexts: a job of many outputs.
@@ -78,6 +84,7 @@ local function hand_out(job, payload)
   redis.call('ZADD', LEASES, NOW + lease_ms, job.id)
   keep_events(job.id, job.retention, retention_ms, lease_ms)
   free_tokens = free_tokens - space_for(job)
+  bytes_left = bytes_left - #payload
   if job.cost == 0 and errands_left > 0 then
     errands_left = errands_left - 1
   else
@@ -200,6 +207,10 @@ end
 local function take_over(ready, is_cut)
   local blocked, starving = false, false
   for _, job in ipairs(ready) do
+    if bytes_left <= 0 then
+      waiting = true
+      break
+    end
     if has_place(job) and fits(job) and (job.cost == 0 or not starving) then
       resume(job)
     else
@@ -324,7 +335,7 @@ local function serve_lanes()
   for _, lane in ipairs(LANES) do
     virtual[lane] = tonumber(redis.call('HGET', LOAD, 'clock:' .. lane) or 0)
   end
-  while taken < max_jobs and removals_left > 0 do
+  while taken < max_jobs and removals_left > 0 and bytes_left > 0 do
     local lane = next_lane(open, present)
     if not lane then break end
     local outcome, id = serve(lane)
@@ -349,7 +360,8 @@ local function serve_errands(drained)
   max_jobs = taken
   for _, lane in ipairs(LANES) do
     local outcome = drained[lane] and 'empty'
-    while errands_left > 0 and removals_left > 0 and outcome ~= 'empty' and outcome ~= 'blocked' do
+    while errands_left > 0 and removals_left > 0 and bytes_left > 0
+      and outcome ~= 'empty' and outcome ~= 'blocked' do
       outcome = serve(lane)
     end
     if outcome == 'empty' then drained[lane] = true end
@@ -369,7 +381,7 @@ local function tails()
 end
 
 local function next_due()
-  if unfinished or removals_left <= 0 then return 0 end
+  if unfinished or removals_left <= 0 or (bytes_left <= 0 and waiting) then return 0 end
   local due = -1
   local delayed = redis.call('ZRANGE', DELAYED, 0, 0, 'WITHSCORES')[2]
   local lease = redis.call('ZRANGEBYSCORE', LEASES, '(' .. NOW, '+inf', 'WITHSCORES',

@@ -1,4 +1,5 @@
--- Let go of the records and the events of jobs that have ended, before their time.
+-- Let go of the records, the events and the idempotency keys of jobs that have ended, before their
+-- time.
 --
 -- KEYS   as in prelude.lua
 -- ARGV   1… job ids
@@ -7,11 +8,20 @@
 
 proceed_when_memory_is_full()
 
+-- Deletes at once, by a right that producers have.
+local function let_go(key) redis.call('PEXPIRE', key, 0) end
+
 local number = 0
 for _, id in ipairs(ARGV) do
-  if redis.call('HGET', job_key(id), 'state') == 'done' then
-    redis.call('PEXPIRE', job_key(id), 1)
-    redis.call('PEXPIRE', out_key(id), 1)
+  local job = read_job(id)
+  if job and job.state == 'done' then
+    if job.idem then
+      local key = PREFIX .. 'idem:' .. job.idem
+      local holder = string.match(redis.call('GET', key) or '', '^(%S+) ')
+      if holder == id then let_go(key) end -- else it is a later job's
+    end
+    let_go(job_key(id))
+    let_go(out_key(id))
     number = number + 1
   end
 end

@@ -3,7 +3,8 @@
 --
 -- KEYS   as in prelude.lua
 -- ARGV   1 retention in ms
--- Reply  how many delayed jobs were due; as many as it moves at most, if there are more
+-- Reply  how many delayed jobs were looked at, all that were due unless one call may not move as
+-- many: 128, or 16 MiB of payloads and one more. 0: none is due any more
 -- O(log n) for each job.
 
 proceed_when_memory_is_full()

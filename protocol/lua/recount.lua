@@ -2,11 +2,14 @@
 --
 -- KEYS   as in prelude.lua
 -- ARGV   1 most entries and delayed jobs looked at
--- Reply  {1 if it counted, 0 if there are too many, how many counters were wrong}
--- O(entries), payloads included; O(1) with too many.
+-- Reply  {1 if it counted, 0 if there are too many or their payloads too large, how many counters
+--        were wrong}
+-- O(entries), and their payloads up to 64 MiB; O(1) with too many.
 
 local NAMES = { 'queued', 'running', 'delayed', 'prompt_tokens', 'budget_tokens' }
 local PAGE = 16
+-- It counts all or nothing, so it may hold the server for longer than calls that go on later.
+local MAX_BYTES = 4 * MAX_READ_BYTES
 proceed_when_memory_is_full()
 
 local total = redis.call('ZCARD', DELAYED)
@@ -26,6 +29,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', DELAYED, '-inf', '+inf')) do
   local job = read_job(id)
   if job and job.state == 'delayed' then count(job) end
 end
+local bytes = 0
 for _, lane in ipairs(LANES) do
   local after = '-'
   repeat
@@ -34,7 +38,9 @@ for _, lane in ipairs(LANES) do
       local job = read_job(field(entry[2], 'id') or '')
       if job and is_entry_of(job, lane, entry[1]) then count(job) end
       after = '(' .. entry[1]
+      bytes = bytes + #(field(entry[2], 'job') or '')
     end
+    if bytes > MAX_BYTES then return { 0, 0 } end
   until #entries < PAGE
 end
 

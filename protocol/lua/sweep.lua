@@ -3,9 +3,9 @@
 -- KEYS   as in prelude.lua
 -- ARGV   1 ms without a heartbeat after which a worker is gone   2 most pending entries looked at
 -- Reply  {workers removed, consumers removed, jobs put back, entries removed}
--- O(workers + consumers), plus the payloads of at most ARGV[2] entries for each lane, read only
--- while pending entries and leases differ in number; a cursor kept in `load` goes on from call to
--- call.
+-- O(workers + consumers), plus the payloads of at most ARGV[2] entries for each lane, of 16 MiB and
+-- one more, read only while pending entries and leases differ in number; a cursor kept in `load`
+-- goes on from call to call.
 --
 -- A consumer is deleted only with nothing pending: deleting it would lose what it has.
 
@@ -41,9 +41,11 @@ for name, lives in pairs(alive) do
 end
 
 local put_back, entries_removed = 0, 0
+local bytes = 0 -- of payloads read in the lane under way
 local function mend(lane, entry)
   local found = redis.call('XRANGE', STREAMS[lane], entry, entry)[1]
   local job = found and read_job(field(found[2], 'id') or '')
+  bytes = bytes + #(found and field(found[2], 'job') or '')
   if not job or job.state == 'done' or not is_entry_of(job, lane, entry) then
     drop_entry(lane, entry)
     entries_removed = entries_removed + 1
@@ -58,12 +60,15 @@ local function mend_lane(lane)
   local cursor = redis.call('HGET', LOAD, 'sweep:' .. lane) or '-'
   local entries = redis.pcall('XPENDING', STREAMS[lane], GROUP, cursor, '+', limit)
   if entries.err then return end
-  for _, item in ipairs(entries) do mend(lane, item[1]) end
-  if #entries == limit then
-    redis.call('HSET', LOAD, 'sweep:' .. lane, '(' .. entries[#entries][1])
-  else
-    redis.call('HDEL', LOAD, 'sweep:' .. lane)
+  bytes = 0
+  for i, item in ipairs(entries) do
+    mend(lane, item[1])
+    if i == limit or bytes >= MAX_READ_BYTES then
+      redis.call('HSET', LOAD, 'sweep:' .. lane, '(' .. item[1])
+      return
+    end
   end
+  redis.call('HDEL', LOAD, 'sweep:' .. lane)
 end
 
 if pending_total ~= redis.call('ZCARD', LEASES) then

@@ -136,6 +136,9 @@ bombs = st.sampled_from(
     ]
 )
 anything = st.binary(max_size=300) | values.map(_pack) | damaged() | bombs
+report_keys = st.sampled_from(
+    ["t", "model", "adapters", "blocks", "free", "running", "rates", "every", "draining"]
+)
 numbers = anything | st.integers().map(lambda n: str(n).encode())
 
 
@@ -164,10 +167,16 @@ def test_any_bytes_are_an_event_or_a_decode_error(payload: bytes) -> None:
 
 
 @settings(max_examples=EXAMPLES)
-@given(st.dictionaries(st.text(max_size=8), values, max_size=8), st.integers(0, 2**50))
+@given(
+    st.dictionaries(report_keys | st.text(max_size=8), values, max_size=8), st.integers(0, 2**50)
+)
 def test_any_map_is_a_workers_report(report: dict[str, Any], now_ms: int) -> None:
     info = WorkerInfo.from_report("w", 0, report, now_ms)
-    assert info.age_s >= 0
+    told_ms = report.get("t", 0)
+    if not isinstance(told_ms, int):
+        told_ms = 0  # as long ago as can be
+    assert info.age_s == max(0, now_ms - told_ms) / 1000
+    assert info.state in {"serving", "draining", "late", "gone"}
 
 
 @settings(max_examples=EXAMPLES)

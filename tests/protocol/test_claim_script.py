@@ -13,15 +13,22 @@ from inferq.protocol.messages import FinishReason, Job
 from inferq.protocol.replies import DeadLetterKind, JobState, Load
 
 
+async def server_ms(q: Any) -> int:
+    seconds, microseconds = await q.redis.time()
+    return int(seconds) * 1000 + int(microseconds) // 1000
+
+
 async def test_a_claimed_job_comes_whole_and_is_leased(q: Any) -> None:
     job_id = await q.enqueue(deadline_ms=50_000)
+    ready_ms = await server_ms(q) - 5_000  # waits for 5 s already
+    await q.redis.hset(q.keys.job(job_id), "ready", ready_ms)
     reply = await q.claim()
     [job] = reply.claimed
     assert (job.job_id, job.lane, job.epoch, job.cost) == (job_id, Lane.NORMAL, 1, 16)
     assert (job.published, job.attempts, job.crashes) == (0, 1, 0)
     assert Job.decode(job.payload).id == job_id
     assert 0 < job.deadline_in_ms <= 50_000
-    assert job.queued_ms >= 0
+    assert 5_000 <= job.queued_ms <= await server_ms(q) - ready_ms
     status = await q.scripts.status(job_id)
     assert (status.state, status.owner) == (JobState.RUNNING, "a")
     assert 0 < reply.next_due_ms <= 30_000

@@ -8,7 +8,7 @@ import pytest
 
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import Lane
-from inferq.protocol.replies import QueueLength
+from inferq.protocol.replies import JobState, QueueLength
 from inferq.protocol.scripts import MAX_NOTE_BYTES
 
 
@@ -65,13 +65,34 @@ async def test_the_length_of_a_queue_counts_jobs_by_state_and_those_that_ended(q
 
 
 async def test_what_is_let_go_of_is_gone_before_its_time(q: Any) -> None:
-    job_id = await q.enqueue()
+    job_id = await q.enqueue(idempotency_key="k")
     [job] = (await q.claim()).claimed
     await q.end("a", job)
+    keys = (q.keys.job(job_id), q.keys.out(job_id), q.keys.idem("k"))
+    assert [await q.redis.exists(key) for key in keys] == [1, 1, 1]
     await q.scripts.forget(job_id)
+    assert [await q.redis.exists(key) for key in keys] == [0, 0, 0]
 
-    for key in (q.keys.job(job_id), q.keys.out(job_id)):
-        assert await q.redis.pttl(key) <= 1
+
+async def test_a_key_of_a_job_that_is_let_go_of_stands_for_the_next_one(q: Any) -> None:
+    job_id = await q.enqueue(idempotency_key="k")
+    await q.cancel(job_id)
+    assert await q.scripts.forget(job_id) == 1
+    assert await q.scripts.find("k") is None
+    again = await q.enqueue(idempotency_key="k")
+    assert again != job_id
+    assert (await q.scripts.status(again)).state is JobState.QUEUED
+    assert await q.scripts.find("k") == again
+
+
+async def test_a_key_that_stands_for_a_later_job_is_not_let_go_of_with_the_first(q: Any) -> None:
+    first = await q.enqueue(idempotency_key="k")
+    await q.cancel(first)
+    await q.redis.delete(q.keys.idem("k"))
+    second = await q.enqueue(idempotency_key="k")
+    assert await q.scripts.forget(first) == 1
+    assert await q.scripts.find("k") == second
+    assert await q.enqueue(idempotency_key="k") == second
 
 
 async def test_a_job_that_has_not_ended_is_not_let_go_of(q: Any) -> None:

@@ -440,6 +440,52 @@ async def test_a_claim_whose_reply_was_lost_is_handed_back_by_its_own_worker(q: 
     assert await q.scripts.reconcile("nobody", []) == 0
 
 
+@pytest.mark.parametrize("crashed", [False, True])
+async def test_all_jobs_of_a_worker_are_handed_back_however_many(q: Any, crashed: bool) -> None:
+    """More than one call looks at, in lanes that a call ends within and between."""
+    counts = {Lane.HIGH: 1_000, Lane.NORMAL: 1_100, Lane.LOW: 3}
+    ids = {await q.enqueue(lane=lane) for lane, count in counts.items() for _ in range(count)}
+    await q.claim("a", max_jobs=len(ids))
+    assert await q.pending("a") == len(ids)
+    assert await q.scripts.reconcile("a", [], crashed=crashed) == len(ids)
+    taken: set[str] = set()
+    while jobs := (await q.claim("b", max_jobs=len(ids))).claimed:
+        assert all(job.crashes == crashed for job in jobs)
+        taken |= {job.job_id for job in jobs}
+    assert taken == ids
+
+
+async def test_a_lost_claim_is_found_behind_however_many_jobs(q: Any) -> None:
+    for _ in range(1_203):
+        await q.enqueue()
+    known = [job.job_id for job in (await q.claim("a", max_jobs=1_200)).claimed]
+    lost = (await q.claim("a")).claimed
+    assert (len(known), len(lost)) == (1_200, 3)
+    assert await q.scripts.reconcile("a", known) == 3
+    assert {j.job_id for j in (await q.claim("b")).claimed} == {j.job_id for j in lost}
+
+
+async def test_jobs_of_long_payloads_are_handed_back_in_several_calls(
+    q: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that none holds the server for long."""
+    for _ in range(10):
+        await q.enqueue_long(4 * 2**20)
+    for _ in range(10):
+        assert len((await q.claim("a")).claimed) == 1
+    calls = 0
+    call = q.scripts._call
+
+    async def counted(name: str, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return await call(name, *args)
+
+    monkeypatch.setattr(q.scripts, "_call", counted)
+    assert await q.scripts.reconcile("a", []) == 10
+    assert calls == 3
+
+
 async def test_a_claim_whose_reply_was_lost_is_found_after_the_lease(q: Any) -> None:
     job_id = await q.enqueue()
     await q.claim("a")
