@@ -201,7 +201,9 @@ class AsyncClient:
                 **options,
             )
         )
-        return AsyncJobHandle(self, enqueued.job_id, created=enqueued.created)
+        # a retry after a lost reply finds the job that the first try made
+        created = enqueued.created or enqueued.job_id == job.id
+        return AsyncJobHandle(self, enqueued.job_id, created=created)
 
     async def tokenize(
         self,
@@ -339,7 +341,7 @@ class AsyncClient:
         )
 
     async def aclose(self) -> None:
-        """Close all connections; streams in use end with an error, jobs go on."""
+        """Close all connections; calls and streams in use end with an error, jobs go on."""
         self._is_closed = True
         await self._readers.aclose()
         await self._partitions.aclose()
@@ -416,7 +418,8 @@ class AsyncJobHandle:
         """Iterate over the job's events from a token offset on (an event's `next_offset`).
 
         `timeout_s` is the longest wait for the next event, in seconds; see `TokenStream` for the
-        errors. Leaving early does not cancel the job.
+        errors. Leaving early does not cancel the job. Raises `InvalidRequestError` for an offset
+        that is no whole number in [0, 2**63).
         """
         return self._client.stream(self.id, from_offset=from_offset, timeout_s=timeout_s)
 

@@ -213,7 +213,7 @@ class Client:
         return self._run(lambda client: client.job(job_id).result(timeout_s=timeout_s))
 
     def close(self) -> None:
-        """Close all connections; streams in use end with an error, jobs go on."""
+        """Close all connections; calls and streams in use end with an error, jobs go on."""
         self._is_closed = True
         self._finalizer()
 
@@ -307,7 +307,7 @@ class JobStream:
         return event
 
     def close(self) -> None:
-        """Stop following; the job itself goes on."""
+        """Stop following, and end whatever iterates, from any thread; the job itself goes on."""
         self._stream.close()
 
     def __enter__(self) -> Self:

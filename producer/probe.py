@@ -9,7 +9,13 @@ from typing import Any
 
 from inferq.producer.server import RedisServer
 from inferq.producer.subscription import Entry, Subscription
-from inferq.protocol.errors import JobError, JobNotFound, StreamExpired
+from inferq.protocol.errors import (
+    InferqError,
+    JobError,
+    JobNotFound,
+    ServerLost,
+    StreamExpired,
+)
 from inferq.protocol.replies import ExpireOutcome
 from inferq.protocol.scripts import QueueScripts
 
@@ -25,9 +31,21 @@ class Probe:
     async def look_after(self, subscriptions: Sequence[Subscription], now: float) -> None:
         """End the subscriptions whose job is gone, and the jobs whose deadline has passed.
 
-        One round trip for all, and one more for each job whose deadline is unknown or has come.
+        One round trip for all, and one more for each job whose deadline is unknown or has come. A
+        subscription whose job cannot be read is ended alone. Raises `ServerLost`.
         """
-        replies = await self._server.call(lambda: self._look(subscriptions))
+        try:
+            replies = await self._server.call(lambda: self._look(subscriptions))
+        except ServerLost:
+            raise
+        except InferqError as error:
+            if len(subscriptions) == 1:
+                subscriptions[0].refuse(error)
+                return
+            # one damaged key fails the look at all: find out whose it is
+            for subscription in subscriptions:
+                await self.look_after([subscription], now)
+            return
         checks = []
         for subscription, exists, last in zip(
             subscriptions, replies[::2], replies[1::2], strict=True
@@ -54,9 +72,15 @@ class Probe:
     async def _check_deadline(self, subscription: Subscription, now: float) -> None:
         """Have the server end the job if its deadline has passed, else remember the deadline."""
         job_id = subscription.job_id
-        reply = await self._server.call(
-            lambda: self._scripts.expire(job_id, retention_ms=self._retention_ms)
-        )
+        try:
+            reply = await self._server.call(
+                lambda: self._scripts.expire(job_id, retention_ms=self._retention_ms)
+            )
+        except ServerLost:
+            raise
+        except InferqError as error:
+            subscription.refuse(error)
+            return
         if reply.outcome is ExpireOutcome.FINISHED:
             # asked after the end, so a stream that is there has its terminal event
             out = self._scripts.keys.out(job_id)

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from inferq.producer.probe import Probe
 from inferq.producer.server import (
@@ -54,8 +55,7 @@ class StreamReader:
         self._followers: dict[str, list[Subscription]] = {}
         self._count = 0
         self.is_serving = True
-        self._wake_key = keys.wake(secrets.token_hex(8))
-        self._wake_cursor = "0-0"
+        self._wake_key, self._wake_cursor = _new_wake(keys)
         self._is_blocked = False
         self._wakes: set[asyncio.Task[None]] = set()
         self._lost_since: float | None = None
@@ -129,19 +129,43 @@ class StreamReader:
         cursors[self._wake_key] = self._wake_cursor
         # BLOCK 0 would be for ever
         block_ms = max(1, int((until - now) * 1000))
-        reply: Any
-        self._is_blocked = True
         try:
-            with translate_errors(connection):
-                reply = await connection.xread(cursors, count=BUFFER_EVENTS // 2, block=block_ms)
-        finally:
-            self._is_blocked = False
+            reply = await self._read_blocked(connection, cursors, block_ms)
+        except RedisError as error:
+            await self._refuse_unreadable(connection, cursors, error)
+            return
         for raw_key, entries in reply or ():
             key = raw_key.decode()
             if key == self._wake_key:
                 self._wake_cursor = entries[-1][0].decode()
             else:
                 self._dispatch(key, starts[key], entries)
+
+    async def _read_blocked(self, connection: Redis, cursors: dict[Any, Any], block_ms: int) -> Any:
+        self._is_blocked = True
+        try:
+            with translate_errors(connection):
+                return await connection.xread(cursors, count=BUFFER_EVENTS // 2, block=block_ms)
+        finally:
+            self._is_blocked = False
+
+    async def _refuse_unreadable(
+        self, connection: Redis, cursors: dict[Any, Any], error: RedisError
+    ) -> None:
+        """End the streams that the server refuses to read, so that the others go on."""
+        is_explained = False
+        for key, cursor in cursors.items():
+            try:
+                with translate_errors(connection):
+                    await connection.xread({key: cursor}, count=1)
+            except RedisError as refusal:
+                is_explained = True
+                for subscription in self._followers.get(key, ()):
+                    subscription.refuse(refusal)
+        self._wake_key, self._wake_cursor = _new_wake(self._keys)  # it may be the one
+        if not is_explained:
+            # what no key is to blame for may pass, and is given as long as a server that is away
+            raise ServerLost(f"the Redis server at {self._server.name} answered: {error}")
 
     def _dispatch(self, key: str, start: tuple[int, int], entries: Iterable[Any]) -> None:
         # who came during the read, or stands further back, would miss what lies before `start`
@@ -199,6 +223,11 @@ class StreamReader:
         for followers in list(self._followers.values()):
             for subscription in followers:
                 subscription.fail(ending)
+
+
+def _new_wake(keys: QueueKeys) -> tuple[str, str]:
+    """Return the key of a wake stream of one reader's own, and the cursor before its entries."""
+    return keys.wake(secrets.token_hex(8)), "0-0"
 
 
 def _next_probe(subscription: Subscription, now: float) -> float:

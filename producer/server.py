@@ -47,6 +47,7 @@ class RedisServer:
         self._slots = asyncio.Semaphore(COMMAND_CONNECTIONS)
         self._calls: set[asyncio.Task[Any]] = set()
         self._last_success: float | None = None
+        self._is_closed = False
 
     @property
     def commands(self) -> Redis:
@@ -67,13 +68,20 @@ class RedisServer:
         """Perform an idempotent operation on `commands`, again after a lost connection or reply.
 
         A caller that is cancelled leaves the operation to end by itself, so that no reply stays
-        unread on a pooled connection. Raises `ServerLost` or `QueueFull`.
+        unread on a pooled connection. Raises `ServerLost` or `QueueFull`, and `InferqError` when
+        this is closed, before or meanwhile.
         """
         self._bind_to_loop()
+        if self._is_closed:
+            raise InferqError("this client is closed")
         task = asyncio.ensure_future(self._in_slot(operation))
         self._calls.add(task)
         task.add_done_callback(self._call_done)
-        return await asyncio.shield(task)
+        # not a shield, which would pass the cancel of `aclose` on to a caller whom nobody cancelled
+        await asyncio.wait((task,))
+        if task.cancelled() and self._is_closed:
+            raise InferqError("the client was closed before the server answered")
+        return task.result()
 
     async def greet(self) -> None:
         """Make sure that the server is there and lets us in, unless it did before."""
@@ -85,7 +93,8 @@ class RedisServer:
         await self.call(self._ping)
 
     async def aclose(self) -> None:
-        """Close the pooled connections."""
+        """Close the pooled connections; calls in progress end with an error."""
+        self._is_closed = True
         await end_tasks(self._calls)
         if self._commands is not None:
             await self._commands.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ from inferq.protocol.messages import (
     TokenLogprob,
     Usage,
 )
+
+#: Above all that a job can publish, and within the ids of the server's streams.
+MAX_OFFSET: Final = 2**63 - 1
 
 _UNEXPLAINED: Final = ErrorInfo(ErrorCode.INTERNAL, "the worker gave no reason")
 
@@ -70,7 +74,9 @@ class TokenStream:
     `JobCancelled` or `JobExpired` after what came before, `StreamExpired` when the events are gone,
     `JobNotFound` when the job is too and nothing was read from it, `ResultTimeout` when none comes
     for `idle_timeout_s` seconds (or the job has not ended after `total_timeout_s`), `ServerLost`
-    when the server stays away. After a time-out it can be used further.
+    when the server stays away, `JobError` when what the server has of the job cannot be read. After
+    a time-out it can be used further. After `close` it ends, without an error and with `terminal`
+    still None.
     """
 
     def __init__(
@@ -82,12 +88,7 @@ class TokenStream:
         idle_timeout_s: float,
         total_timeout_s: float | None = None,
     ) -> None:
-        if isinstance(from_offset, bool) or not isinstance(from_offset, int) or from_offset < 0:
-            raise InvalidRequestError(
-                f"must be a whole number from 0 on, not {from_offset!r}",
-                field="from_offset",
-                limit=0,
-            )
+        _check_offset(from_offset)
         self.job_id = job_id
         self.next_offset = from_offset
         self.terminal: Terminal | None = None
@@ -98,7 +99,8 @@ class TokenStream:
         self._has_seen_events = False
         self._subscription: Subscription | None = None
         self._ending: InferqError | None = None
-        self._close: Callable[[], object] = _nothing
+        self._is_closed = False
+        self._unfollow: Callable[[], object] = _nothing
 
     def __aiter__(self) -> Self:
         return self
@@ -107,13 +109,15 @@ class TokenStream:
         while True:
             if self.terminal is not None:
                 self._stop()
+            if self._is_closed:
+                raise StopAsyncIteration
             # what is there needs no time-out
             entry = self._ready_entry() or await self._next_entry()
-            if (event := self._accept(entry)) is not None:
+            if entry is not None and (event := self._accept(entry)) is not None:
                 return event
 
     def ready(self) -> StreamEvent | None:
-        """Return the next event if it is there already; None too if the stream has ended.
+        """Return the next event if it is there already; None too if the stream is over or closed.
 
         Raises `StreamGap` and `DecodeError` as iterating does; all other errors only iterating.
         """
@@ -123,12 +127,13 @@ class TokenStream:
         return None
 
     def close(self) -> None:
-        """Stop following, from any thread; the job itself goes on."""
-        self._close()
+        """Stop following, and end whatever iterates, from any thread; the job itself goes on."""
+        self._is_closed = True
+        self._unfollow()
 
     async def aclose(self) -> None:
-        """Stop following; the job itself goes on."""
-        self._close()
+        """Do what `close` does."""
+        self.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,9 +152,11 @@ class TokenStream:
         raise StopAsyncIteration
 
     def _ready_entry(self) -> Entry | None:
-        return None if self._subscription is None else self._subscription.get_nowait()
+        if self._subscription is None or self._is_closed:
+            return None
+        return self._subscription.get_nowait()
 
-    async def _next_entry(self) -> Entry:
+    async def _next_entry(self) -> Entry | None:
         clock = asyncio.get_running_loop().time
         give_up_at, timeout_s = clock() + self._idle_timeout_s, self._idle_timeout_s
         if self._total_timeout_s is not None:
@@ -167,14 +174,16 @@ class TokenStream:
                 raise
             raise ResultTimeout(self.job_id, timeout_s) from None
         except InferqError:
-            self._close()
+            self._unfollow()
             raise
 
     async def _subscribe(self) -> Subscription:
         subscription = await self._follow(self.job_id, self.next_offset)
         loop = asyncio.get_running_loop()
         # an abandoned iterator must not keep its place in a shared reader
-        self._close = weakref.finalize(self, _close_in, loop, subscription)
+        self._unfollow = weakref.finalize(self, _close_in, loop, subscription)
+        if self._is_closed:  # meanwhile, when there was nothing to end yet
+            self._unfollow()
         return subscription
 
     def _accept(self, entry: Entry) -> StreamEvent | None:
@@ -187,7 +196,7 @@ class TokenStream:
         self.terminal = event.terminal
         if self.terminal is None:
             return self._visible(event)
-        self._close()
+        self._unfollow()
         self._ending = _error_of(self.job_id, self.terminal)
         if self._ending is None or event.token_ids or event.text:
             return self._visible(event)
@@ -235,6 +244,17 @@ class TokenStream:
         )
 
 
+def _check_offset(value: int) -> None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not 0 <= value <= MAX_OFFSET:
+        given = "" if is_whole else f", not {value!r}"  # a number may have thousands of digits
+        raise InvalidRequestError(
+            f"must be a whole number in [0, {MAX_OFFSET}]{given}",
+            field="from_offset",
+            limit=MAX_OFFSET if is_whole and value > 0 else 0,
+        )
+
+
 def _error_of(job_id: str, terminal: Terminal) -> InferqError | None:
     match terminal.finish_reason:
         case FinishReason.CANCELLED:
@@ -249,7 +269,7 @@ def _error_of(job_id: str, terminal: Terminal) -> InferqError | None:
 
 def _close_in(loop: asyncio.AbstractEventLoop, subscription: Subscription) -> None:
     """Close a subscription from any thread: the garbage collector runs where it likes."""
-    if not loop.is_closed():
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits on it
         loop.call_soon_threadsafe(subscription.close)
 
 

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Self
 
+from inferq.protocol.errors import JobError
+
 #: Most events waiting in the buffer of one stream; one read brings at most half of them.
 BUFFER_EVENTS: Final = 128
 #: Bytes in the buffer above which no more are read.
@@ -46,6 +48,7 @@ class Subscription:
         self._bytes = 0
         self._error: Exception | None = None
         self._is_complete = False
+        self._is_closed = False
         self._changed = asyncio.Event()
         self._on_room: Callable[[], Any] | None = None
         self._on_close: Callable[[Subscription], Any] | None = None
@@ -56,11 +59,13 @@ class Subscription:
         has_room = len(self._entries) <= BUFFER_EVENTS // 2 and self._bytes <= BUFFER_BYTES
         return has_room and not self._is_complete
 
-    async def get(self) -> Entry:
-        """Return the next entry, waiting for it; raise what ended the subscription."""
+    async def get(self) -> Entry | None:
+        """Return the next entry, waiting for it; None once closed; raise what else ended it."""
         while not self._entries:
             if self._error is not None:
                 raise self._error
+            if self._is_closed:
+                return None
             self._changed.clear()
             await self._changed.wait()
         return self._pop()
@@ -74,11 +79,13 @@ class Subscription:
         self._on_room, self._on_close = on_room, on_close
 
     def close(self) -> None:
-        """Stop following; what waits in the buffer is dropped."""
+        """Stop following, and let go who waits; what is in the buffer is dropped."""
+        self._is_closed = self._is_complete = True
         if self._on_close is not None:
             self._on_close(self)
         self._on_room = self._on_close = None
         self._entries.clear()
+        self._changed.set()
 
     def push(self, entry: Entry) -> bool:
         """Take an entry unless it was seen or there is no room (then it is read again later)."""
@@ -99,6 +106,12 @@ class Subscription:
             self._error = error
             self._is_complete = True
             self._changed.set()
+
+    def refuse(self, reason: Exception) -> None:
+        """End the subscription because the server cannot read its job, whatever it does else."""
+        error = JobError(self.job_id, f"job {self.job_id} cannot be read: {reason}")
+        error.__cause__ = reason
+        self.fail(error)
 
     def _pop(self) -> Entry:
         was_paused = not self.wants_events

@@ -121,6 +121,24 @@ def test_close_ends_the_thread_and_refuses_more(valkey_url: str, queue: str) -> 
     stream.close()
 
 
+def test_a_stream_closed_by_another_thread_ends(sync_client: Client, worker_thread: Any) -> None:
+    job = sync_client.submit("x")
+    stream = job.stream()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(list, stream)
+        while stream._stream._subscription is None:
+            time.sleep(0.01)
+        stream.close()
+        assert waiting.result(60) == []
+    assert stream.terminal is None
+    unused = job.stream()
+    unused.close()
+    assert list(unused) == []
+    # the job goes on
+    worker_thread.serve_next(1)
+    assert job.result().token_ids == (0,)
+
+
 def test_a_client_that_is_dropped_ends_its_thread(valkey_url: str, queue: str) -> None:
     client = Client(valkey_url, queue)
     client.ping()

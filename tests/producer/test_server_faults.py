@@ -13,19 +13,30 @@ import pytest
 import redis.exceptions
 
 from inferq.embedded import EmbeddedServer
-from inferq.producer import AsyncClient
-from inferq.protocol.errors import QueueFull, ResultTimeout, ServerLost, StreamExpired
+from inferq.producer import AsyncClient, QueueAdmin
+from inferq.producer.server import COMMAND_CONNECTIONS
+from inferq.protocol.errors import (
+    InferqError,
+    QueueFull,
+    ResultTimeout,
+    ServerLost,
+    StreamExpired,
+)
 from inferq.protocol.messages import FinishReason
 
 
 class DroppingProxy:
-    """A TCP proxy that can cut connections instead of passing replies on, or go silent."""
+    """A TCP proxy that can cut connections, hold replies back, or keep them for itself."""
 
     def __init__(self, port: int) -> None:
         self._target = port
         self.replies_to_drop = 0
         self.is_silent = False
         self.dropped = 0
+        self.accepted = 0
+        self.may_reply = asyncio.Event()
+        self.may_reply.set()
+        self.held_back = 0
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[str]:
@@ -34,6 +45,7 @@ class DroppingProxy:
             yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target)
         up = asyncio.create_task(self._pass(reader, up_writer))
         try:
@@ -42,6 +54,9 @@ class DroppingProxy:
                     self.replies_to_drop -= 1
                     self.dropped += 1
                     break
+                self.held_back += 1
+                await self.may_reply.wait()
+                self.held_back -= 1
                 if not self.is_silent:
                     writer.write(data)
         finally:
@@ -55,15 +70,17 @@ class DroppingProxy:
         writer.close()
 
 
+@pytest.mark.parametrize("key", [None, "k"])
 async def test_a_lost_reply_to_submit_never_makes_a_second_job(
-    valkey_server: EmbeddedServer, queue: str, worker: Any
+    valkey_server: EmbeddedServer, queue: str, worker: Any, key: str | None
 ) -> None:
     proxy = DroppingProxy(valkey_server.port)
     async with proxy.run() as url, AsyncClient(url, queue) as client:
         await client.ping()
         proxy.replies_to_drop = 1
-        handle = await client.submit("x")
+        handle = await client.submit("x", idempotency_key=key)
     assert proxy.dropped == 1
+    assert handle.created  # by this very call
     claimed = await worker.claim(max_jobs=10)
     assert [job.job_id for job in claimed] == [handle.id]
 
@@ -184,18 +201,72 @@ async def test_a_server_that_stays_away_is_lost_after_a_bounded_time(
 
 
 async def test_a_cancelled_command_leaves_the_connections_in_order(
-    client: AsyncClient, valkey_client: Any
+    valkey_server: EmbeddedServer, queue: str, worker: Any
 ) -> None:
-    handles = [await client.submit(str(i)) for i in range(3)]
-    for _ in range(20):
-        calls = [asyncio.create_task(handle.status()) for handle in handles]
-        await asyncio.sleep(0)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
-        # a reply left unread would answer the next question
-        assert [(await handle.status()).job_id for handle in handles] == [h.id for h in handles]
-        assert {(await handle.status()).state for handle in handles} == {"queued"}
+    proxy = DroppingProxy(valkey_server.port)
+    async with proxy.run() as url, AsyncClient(url, queue) as client:
+        handles = [await client.submit(str(i), note=b"%d" % i) for i in range(3)]
+        await worker.claim()
+        await handles[1].cancel()
+        # a status has the id that it was asked for: what the server said must differ too
+        expected = [("running", b"0"), ("done", b"1"), ("queued", b"2")]
+        await asyncio.gather(*(client.ping() for _ in range(COMMAND_CONNECTIONS)))
+        assert proxy.accepted == COMMAND_CONNECTIONS
+        for _ in range(20):
+            proxy.may_reply.clear()
+            calls = [asyncio.create_task(handle.status()) for handle in handles]
+            while proxy.held_back < len(calls):  # noqa: ASYNC110 - a state of the proxy
+                await asyncio.sleep(0.001)
+            for call in calls:
+                call.cancel()
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+            proxy.may_reply.set()
+            # a reply left unread would answer the next question
+            statuses = [await handle.status() for handle in handles]
+            assert [status.job_id for status in statuses] == [handle.id for handle in handles]
+            assert [(status.state, status.note) for status in statuses] == expected
+        # and no connection was given up for the sake of an unread reply
+        assert proxy.accepted == COMMAND_CONNECTIONS
+
+
+@pytest.fixture
+async def stuck(client: AsyncClient) -> asyncio.Task[Any]:
+    """A command of `client` that has begun and gets no answer."""
+    begun = asyncio.Event()
+
+    async def operation(_: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    call = asyncio.create_task(client.run(operation, slot_key="x"))
+    await begun.wait()
+    return call
+
+
+async def test_a_closed_client_ends_commands_with_an_error_and_cancels_nobody(
+    client: AsyncClient, stuck: asyncio.Task[Any]
+) -> None:
+    await client.aclose()
+    with pytest.raises(InferqError, match="closed"):
+        await stuck
+
+
+async def test_a_command_of_a_caller_who_is_cancelled_is_cancelled_also_at_a_close(
+    client: AsyncClient, stuck: asyncio.Task[Any]
+) -> None:
+    stuck.cancel()
+    await client.aclose()
+    with pytest.raises(asyncio.CancelledError):
+        await stuck
+
+
+async def test_a_closed_view_refuses_more(valkey_url: str, queue: str) -> None:
+    admin = QueueAdmin(valkey_url, queue)
+    await admin.overview()
+    await admin.aclose()
+    with pytest.raises(InferqError, match="closed"):
+        await admin.overview()
 
 
 async def _do(client: AsyncClient, call: str) -> None:

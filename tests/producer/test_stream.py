@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from inferq.producer import AsyncClient, StreamEvent
+from inferq.producer import AsyncClient, StreamEvent, TokenStream
 from inferq.producer.reader import PROBE_S
+from inferq.producer.subscription import Subscription
 from inferq.protocol.errors import (
     ErrorCode,
     InferqError,
@@ -227,12 +229,32 @@ async def test_an_offset_beyond_the_end_is_refused(client: AsyncClient, worker: 
         await beyond
 
 
-@pytest.mark.parametrize("offset", [-1, "3", 1.0, None, True])
+@pytest.mark.parametrize(
+    "offset", [-1, pytest.param(-(10**5000), id="very long"), "3", 1.0, None, True]
+)
 async def test_an_offset_that_is_none_is_refused(client: AsyncClient, offset: Any) -> None:
     handle = await client.submit("x")
     with pytest.raises(InvalidRequestError) as caught:
         handle.stream(offset)
     assert caught.value.field == "from_offset"
+
+
+@pytest.mark.parametrize("offset", [2**63, 2**64, pytest.param(10**5000, id="very long")])
+async def test_an_offset_that_no_stream_can_reach_is_refused(
+    client: AsyncClient, offset: int
+) -> None:
+    with pytest.raises(InvalidRequestError, match="must be a whole number in") as caught:
+        client.job("0" * 32 + "-0").stream(offset)
+    assert (caught.value.field, caught.value.limit) == ("from_offset", str(2**63 - 1))
+
+
+async def test_the_largest_offset_goes_to_the_server_and_is_beyond_the_end(
+    client: AsyncClient, worker: Any
+) -> None:
+    handle = await client.submit("x")
+    await worker.serve((await worker.claim_one())[0], 2)
+    with pytest.raises(InvalidRequestError, match="beyond the job's end at 2"):
+        await read(handle.stream(2**63 - 1))
 
 
 async def test_an_expired_stream_is_a_typed_error_and_starts_nothing(
@@ -467,6 +489,60 @@ async def test_an_abandoned_stream_gives_its_place_back(
     (reader,) = client._readers._readers[0]
     assert reader._count == 0
     assert reader._followers == {}
+
+
+async def test_a_closed_stream_ends_also_for_who_waits_on_it(
+    client: AsyncClient, worker: Any, words: Any
+) -> None:
+    handle = await client.submit("x")
+    claimed, _ = await worker.claim_one()
+    await worker.publish(claimed, 0, words(0, 1))
+    stream = handle.stream()
+    await anext(stream)
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    stream.close()
+    with pytest.raises(StopAsyncIteration):
+        await waiting
+    assert await read(stream) == []
+    assert stream.ready() is None
+    assert (stream.terminal, stream.next_offset) == (None, 1)
+    (reader,) = client._readers._readers[0]
+    assert reader._followers == {}
+
+
+async def test_a_stream_closed_before_its_use_ends_too(client: AsyncClient) -> None:
+    handle = await client.submit("x")
+    stream = handle.stream()
+    await stream.aclose()
+    assert await read(stream) == []
+    assert client._readers._readers == {}
+
+
+async def test_a_stream_closed_while_it_begins_ends_too() -> None:
+    subscription = Subscription("x", 0)
+
+    async def follow(job_id: str, from_total: int) -> Subscription:
+        stream.close()
+        return subscription
+
+    stream = TokenStream(follow, "x", from_offset=0, idle_timeout_s=300)
+    assert await read(stream) == []
+    assert not subscription.wants_events
+
+
+async def test_what_ended_a_job_is_raised_although_the_stream_was_closed(
+    client: AsyncClient, worker: Any, words: Any
+) -> None:
+    handle = await client.submit("x")
+    claimed, _ = await worker.claim_one()
+    event = replace(words(0, 1), terminal=Terminal(FinishReason.CANCELLED))
+    await worker.publish(claimed, 0, event, terminal=FinishReason.CANCELLED)
+    stream = handle.stream()
+    await anext(stream)
+    stream.close()
+    with pytest.raises(JobCancelled):
+        await anext(stream)
 
 
 async def test_a_closed_client_ends_its_streams_and_refuses_more(
