@@ -24,6 +24,9 @@ logger = structlog.get_logger("inferq.publisher")
 
 #: Most jobs of one call: bounds the time that the script holds the server.
 MAX_JOBS_PER_CALL: Final = 256
+#: Bytes of events at which a call is long enough: one whose reply does not come in time is sent
+#: again, with more. With a last event of the longest it stays below 9 MiB, as a claim does.
+MAX_BYTES_PER_CALL: Final = 2**20
 #: Bounds of the pause after a failed call, in seconds.
 RETRY_PAUSE_S: Final = (0.05, 1.0)
 
@@ -102,25 +105,14 @@ class Publisher:
                     pause = min(2 * pause, RETRY_PAUSE_S[1])
 
     async def _flush_once(self) -> None:
-        batch = [job for job in self._dirty if job in self._jobs and job.is_dirty]
-        batch = batch[:MAX_JOBS_PER_CALL]
+        batch, items = self._next_batch()
         if not batch:
             self._dirty.clear()
             return
         for job in batch:  # to the end of the line: those beyond this call come first in the next
             self._dirty[job] = self._dirty.pop(job)
-        items = [
-            PublishItem(
-                job_id=job.id,
-                epoch=job.epoch,
-                first=job.acknowledged,
-                events=job.unsent_events(),
-                terminal=None if job.terminal is None else job.terminal.finish_reason,
-            )
-            for job in batch
-        ]
         sent_at = time.monotonic()
-        since = [_taken_since(job, sent_at) for job in batch]
+        since = [_taken_since(job, item, sent_at) for job, item in zip(batch, items, strict=True)]
         try:
             replies = await self._scripts.publish(
                 self._worker,
@@ -136,6 +128,22 @@ class Publisher:
         self._books.calls["ok"] += 1
         self._count(batch, items, replies, since)
         self._settle(batch, items, replies, sent_at)
+
+    def _next_batch(self) -> tuple[list[RunningJob], list[PublishItem]]:
+        """Return the jobs of the next call, and what is to be published of each."""
+        batch: list[RunningJob] = []
+        items: list[PublishItem] = []
+        bytes_left = MAX_BYTES_PER_CALL
+        for job in self._dirty:
+            if job not in self._jobs or not job.is_dirty:
+                continue
+            item = job.unsent(bytes_left)
+            batch.append(job)
+            items.append(item)
+            bytes_left -= sum(len(data) for _, data in item.events)
+            if len(batch) >= MAX_JOBS_PER_CALL or bytes_left <= 0:
+                break
+        return batch, items
 
     def _count(
         self,
@@ -190,7 +198,8 @@ class Publisher:
                 self._on_lost(job, "the lease ended while the server could not be reached")
 
 
-def _taken_since(job: RunningJob, now: float) -> float:
-    """Return since when the job has had something unsent, which a call at `now` takes."""
-    since, job.unsent_since = job.unsent_since, None
-    return now if since is None else since
+def _taken_since(job: RunningJob, item: PublishItem, now: float) -> float:
+    """Return since when the job has had something unsent, of which a call at `now` takes `item`."""
+    since = now if job.unsent_since is None else job.unsent_since
+    job.unsent_since = since if job.has_more_than(item) else None
+    return since

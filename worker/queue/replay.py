@@ -15,6 +15,7 @@ from inferq.protocol.errors import DecodeError
 from inferq.protocol.keys import QueueKeys
 from inferq.protocol.messages import Event
 from inferq.protocol.output_log import JobLog
+from inferq.protocol.stream_pages import read_pages
 
 
 async def read_published(
@@ -25,15 +26,20 @@ async def read_published(
     Raises `DecodeError` if the stream does not hold exactly these (it expired, say), `ServerLost`
     if the server cannot be reached.
     """
-    with translate_errors(client):
-        entries: list[Any] = await client.xrange(keys.out(job_id)) or []
+    out = keys.out(job_id)
+
+    async def read(start: str, count: int) -> Any:
+        with translate_errors(client):
+            return await client.xrange(out, min=start, count=count)
+
     log = JobLog(num_outputs)
-    for _, fields in entries:
-        event = Event.decode(fields[b"e"])
-        try:
-            log.replay(event)
-        except ValueError as error:
-            raise DecodeError(f"the events of job {job_id} are damaged: {error}") from None
+    async for page in read_pages(read):
+        for _, fields in page:
+            event = Event.decode(fields[b"e"])
+            try:
+                log.replay(event)
+            except ValueError as error:
+                raise DecodeError(f"the events of job {job_id} are damaged: {error}") from None
     if log.total != total:
         raise DecodeError(f"{total} tokens of job {job_id} were published, {log.total} are left")
     return log

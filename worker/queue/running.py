@@ -10,6 +10,7 @@ from typing import Final
 from inferq.protocol.keys import Lane
 from inferq.protocol.messages import Terminal
 from inferq.protocol.output_log import JobLog
+from inferq.protocol.replies import PublishItem
 
 #: Most jobs at once that take no room in the engine, besides those that do.
 MAX_ERRANDS: Final = 8
@@ -62,10 +63,32 @@ class RunningJob:
         """Whether there is something that the server does not have."""
         return self.is_finished or self.acknowledged < self.log.total
 
-    def unsent_events(self) -> tuple[tuple[int, bytes], ...]:
-        """Return the events after the acknowledged total, each with its total of tokens."""
-        events = self.log.events(self.acknowledged, self.terminal)
-        return tuple((total, event.encode()) for total, event in events)
+    def unsent(self, max_bytes: int) -> PublishItem:
+        """Return what the server does not have, the end with the last of it.
+
+        The event that brings it to `max_bytes` is the last.
+        """
+        events: list[tuple[int, bytes]] = []
+        size, is_end = 0, False
+        for total, event in self.log.iter_events(self.acknowledged, self.terminal):
+            data = event.encode()
+            events.append((total, data))
+            size += len(data)
+            is_end = event.terminal is not None
+            if size >= max_bytes:
+                break
+        return PublishItem(
+            job_id=self.id,
+            epoch=self.epoch,
+            first=self.acknowledged,
+            events=tuple(events),
+            terminal=self.terminal.finish_reason if self.terminal and is_end else None,
+        )
+
+    def has_more_than(self, item: PublishItem) -> bool:
+        """Whether something is left when the server has `item`, which is not empty."""
+        total, _ = item.events[-1]
+        return total < self.log.total or (self.is_finished and item.terminal is None)
 
 
 class RunningJobs:

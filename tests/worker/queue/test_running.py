@@ -26,7 +26,7 @@ def make_job(job_id: str = "j", reserved: int = 0, acknowledged: int = 0) -> Run
 
 
 def decode(job: RunningJob) -> list[tuple[int, Event]]:
-    return [(total, Event.decode(data)) for total, data in job.unsent_events()]
+    return [(total, Event.decode(data)) for total, data in job.unsent(2**30).events]
 
 
 def test_tokens_since_the_acknowledged_offset_travel_in_one_event() -> None:
