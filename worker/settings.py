@@ -15,21 +15,12 @@ from pydantic_settings import NoDecode
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import DEFAULT_QUEUE
 from inferq.protocol.scripts import MAX_RETENTION_MS, STARVE_MS
-from inferq.runtime import settings
-from inferq.runtime.shared_settings import ServerSettings
+from inferq.runtime import settings, variables
+from inferq.runtime.shared_settings import QueueName, ServerSettings
 from inferq.worker.engine.config import check_adapters
+from inferq.worker.kernel_choice import native_kernels
 
-ENV_PREFIX: Final = settings.ENV_PREFIX
-#: Variables with our prefix that other parts of inferq read.
-_OTHER_VARIABLES: Final = frozenset(
-    {
-        "INFERQ_API_KEY",
-        "INFERQ_CACHE",
-        "INFERQ_NATIVE_KERNELS",
-        "INFERQ_PARTITIONS",
-        "INFERQ_QUEUE_LIMIT",
-    }
-)
+ENV_PREFIX: Final = variables.ENV_PREFIX
 
 _MAX_COUNT: Final = 2**31 - 1
 _DAY_S: Final = 86_400
@@ -164,9 +155,11 @@ class WorkerSettings(EngineSettings, ServerSettings):
     """What a worker process needs: the engine's settings, the queue's, and its own."""
 
     served_model_name: str | None = Field(
-        None, description="Name under which jobs may ask for the model; default: its last part."
+        None,
+        min_length=1,
+        description="Name under which jobs may ask for the model; default: its last part.",
     )
-    queue: str = Field(DEFAULT_QUEUE, description="Queue to serve.")
+    queue: QueueName = Field(DEFAULT_QUEUE, description="Queue to serve.")
     partition: int = Field(0, ge=0, lt=1024, description="Partition of the queue to serve.")
     worker_name: str = Field(
         default_factory=_default_worker_name,
@@ -253,11 +246,16 @@ class WorkerSettings(EngineSettings, ServerSettings):
 def load_settings(given: Mapping[str, Any]) -> WorkerSettings:
     """Read the settings: `given` wins over the environment, that over the defaults.
 
-    Raises `InvalidRequestError` that names the setting, also for a misspelt variable.
+    Raises `InvalidRequestError` that names every wrong setting and every misspelt variable.
     """
-    return settings.load_settings(WorkerSettings, given, _OTHER_VARIABLES)
+    further: list[str] = []
+    try:
+        native_kernels()
+    except InvalidRequestError as error:
+        further.append(str(error))
+    return settings.load_settings(WorkerSettings, given, further)
 
 
 def check_variable_names(environment: Mapping[str, str]) -> None:
     """Refuse variables with our prefix that no part of inferq reads."""
-    settings.check_variable_names(WorkerSettings, environment, _OTHER_VARIABLES)
+    settings.check_variable_names(WorkerSettings, environment)

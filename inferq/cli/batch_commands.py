@@ -10,11 +10,13 @@ from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from inferq.cli import exit_codes
+from inferq.cli.flags import place_of
 from inferq.cli.printing import print_fields, print_json, print_table
 from inferq.producer.async_client import AsyncClient
 from inferq.producer.batches.records import BatchRecord
 from inferq.producer.batches.store import BatchStore
 from inferq.producer.gateway.answers.batch_objects import batch_object
+from inferq.protocol.errors import InvalidRequestError
 
 R = TypeVar("R")
 
@@ -26,6 +28,10 @@ _TIMES: Final = (
 
 def list_batches(arguments: argparse.Namespace) -> int:
     """List the batches of one API key, or of none."""
+    if arguments.key == "":
+        raise InvalidRequestError(
+            "is empty: for the batches of no key, leave it out", field="--key"
+        )
     page = _with_store(arguments, lambda store: store.batches(arguments.key, limit=arguments.count))
     if arguments.json:
         for record in page.records:
@@ -69,10 +75,10 @@ def cancel_batch(arguments: argparse.Namespace) -> int:
 def _with_store(
     arguments: argparse.Namespace, operation: Callable[[BatchStore], Awaitable[R]]
 ) -> R:
+    place = place_of(arguments)
+
     async def run() -> R:
-        async with AsyncClient(
-            arguments.redis_url, arguments.queue, partitions=arguments.partitions
-        ) as client:
+        async with AsyncClient(place.redis_url, place.queue, partitions=place.partitions) as client:
             return await operation(BatchStore(client))
 
     return asyncio.run(run())

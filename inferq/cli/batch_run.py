@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 from inferq.cli import exit_codes
 from inferq.cli.batch_progress import shown_progress
+from inferq.cli.flags import Place, place_of
 from inferq.cli.printing import print_json
 from inferq.producer.async_client import AsyncClient
 from inferq.producer.batches.answering import RETENTION_S
@@ -25,7 +25,6 @@ from inferq.producer.batches.records import Terms
 from inferq.producer.batches.surveys import SurveyFailed
 from inferq.producer.server import end_tasks
 from inferq.protocol.errors import InferqError, InvalidRequestError
-from inferq.protocol.keys import DEFAULT_QUEUE
 from inferq.runtime.logs import configure_logging
 
 #: Seconds of waiting after which we look for workers.
@@ -37,24 +36,24 @@ def run_batch(arguments: argparse.Namespace) -> int:
 
     Raises `InvalidRequestError` for files that are not as they must be.
     """
-    batch = _batch(arguments)
+    place = place_of(arguments)
+    batch = _batch(arguments, place.queue)
     began = time.monotonic()
     try:
-        result = asyncio.run(_run(batch, arguments))
+        result = asyncio.run(_run(batch, place))
     except SurveyFailed as error:
         fault = error.fault
-        place = "" if fault.line is None else f", line {fault.line}"
-        raise InvalidRequestError(f"{batch.input}{place}: {fault.message}", field="input") from None
+        line = "" if fault.line is None else f", line {fault.line}"
+        raise InvalidRequestError(f"{batch.input}{line}: {fault.message}", field="input") from None
     _print(batch, result, time.monotonic() - began, as_json=arguments.json)
     if not result.is_complete:
         return exit_codes.INTERRUPTED
     return exit_codes.FAILED if result.counts.failed else exit_codes.OK
 
 
-def _batch(arguments: argparse.Namespace) -> LocalBatch:
+def _batch(arguments: argparse.Namespace, queue: str) -> LocalBatch:
     output = Path(arguments.output)
     errors = None if arguments.errors is None else Path(arguments.errors)
-    queue = arguments.queue or os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE
     return LocalBatch(
         input=Path(arguments.input),
         output=output,
@@ -66,12 +65,12 @@ def _batch(arguments: argparse.Namespace) -> LocalBatch:
     )
 
 
-async def _run(batch: LocalBatch, arguments: argparse.Namespace) -> LocalResult:
+async def _run(batch: LocalBatch, place: Place) -> LocalResult:
     stop = asyncio.Event()
     _stop_on_signals(stop)
     clients = QueueClients(
         lambda queue: AsyncClient(
-            arguments.redis_url, queue, partitions=arguments.partitions, retention_s=RETENTION_S
+            place.redis_url, queue, partitions=place.partitions, retention_s=RETENTION_S
         )
     )
     try:

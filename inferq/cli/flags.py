@@ -4,19 +4,72 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 from inferq.cli import exit_codes
 from inferq.cli.exit_codes import HELP as EXIT_CODES
-from inferq.protocol.keys import DEFAULT_QUEUE
-from inferq.protocol.servers import DEFAULT_URL
+from inferq.producer.partitions import to_num_partitions
+from inferq.protocol.errors import InvalidRequestError
+from inferq.protocol.keys import DEFAULT_QUEUE, QueueKeys
+from inferq.protocol.servers import DEFAULT_URL, ServerUrl
+from inferq.runtime.variables import ENV_PREFIX, check_variables
 
 T = TypeVar("T")
 
 #: Largest value of flags that count.
 MAX_WHOLE_NUMBER: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a queue is, as flags and variables say."""
+
+    redis_url: str = field(repr=False)
+    queue: str
+    partitions: int
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Place:
+        """Read the flags of `add_server_flags`, else the variables, else the defaults.
+
+        An empty one is not taken for one that was left out: what was meant would be done elsewhere.
+        Raises `InvalidRequestError` that names the flag or the variable.
+        """
+        name, redis_url = _chosen(arguments.redis_url, "--redis-url", "REDIS_URL", DEFAULT_URL)
+        with _named(name):
+            ServerUrl.parse(redis_url)
+        name, queue = _chosen(arguments.queue, "--queue", "QUEUE", DEFAULT_QUEUE)
+        with _named(name):
+            QueueKeys(queue)
+        return cls(redis_url, queue, to_num_partitions(arguments.partitions))
+
+
+def place_of(arguments: argparse.Namespace) -> Place:
+    """Return `Place.of` the flags; raise `InvalidRequestError` for a misspelt variable too."""
+    check_variables(os.environ)
+    return Place.of(arguments)
+
+
+def _chosen(given: str | None, flag: str, variable: str, default: str) -> tuple[str, str]:
+    """Return what names a value, and the value."""
+    if given is not None:
+        return flag, given
+    variable = f"{ENV_PREFIX}{variable}"
+    return variable, os.environ.get(variable, default)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Let an error name the flag or variable that holds the value."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        text = str(error).removeprefix(f"{error.field}: ")
+        raise InvalidRequestError(text, field=name, limit=error.limit) from None
 
 
 class Commands(Protocol):

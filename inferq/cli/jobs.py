@@ -9,6 +9,7 @@ import sys
 from datetime import datetime
 
 from inferq.cli import exit_codes
+from inferq.cli.flags import place_of
 from inferq.cli.printing import print_fields, print_json, print_result, print_stream
 from inferq.cli.prompt_input import read_prompt
 from inferq.cli.sampling_flags import sampling_params
@@ -109,7 +110,8 @@ def _print_whole(job: JobHandle, timeout_s: float, *, as_json: bool) -> None:
 
 
 def _client(arguments: argparse.Namespace) -> Client:
-    return Client(arguments.redis_url, arguments.queue, partitions=arguments.partitions)
+    place = place_of(arguments)
+    return Client(place.redis_url, place.queue, partitions=place.partitions)
 
 
 def _metadata(pairs: list[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Final
 
-from inferq.cli.flags import Commands, add_command, run_on_server
+from inferq.cli.flags import Commands, add_command, place_of, run_on_server
 from inferq.cli.printing import print_json, print_table
 from inferq.producer import QueueAdmin, WorkerInfo
 from inferq.protocol.errors import DecodeError
@@ -88,7 +88,8 @@ def _add_partition(parser: argparse.ArgumentParser) -> None:
 
 
 def _admin(arguments: argparse.Namespace) -> QueueAdmin:
-    return QueueAdmin(arguments.redis_url, arguments.queue, partitions=arguments.partitions)
+    place = place_of(arguments)
+    return QueueAdmin(place.redis_url, place.queue, partitions=place.partitions)
 
 
 async def _queue(admin: QueueAdmin, arguments: argparse.Namespace) -> None:

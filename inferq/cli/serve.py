@@ -52,7 +52,8 @@ def main(argv: Sequence[str]) -> int:
         if plan.is_embedded:
             server = stack.enter_context(EmbeddedServer(password=secrets.token_urlsafe(24)))
             url = server.url
-        client = stack.enter_context(Client(url, queue=plan.worker.queue))
+        partitions = plan.gateway.partitions
+        client = stack.enter_context(Client(url, plan.worker.queue, partitions=partitions))
         client.ping()
         serving = Serving(plan, url, client, server, signals)
         return serving.run(stack)

@@ -99,13 +99,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def read_plan(argv: Sequence[str]) -> ServePlan:
-    """Return what the flags and the environment ask for; raise `InvalidRequestError`."""
+    """Return what the flags and the environment ask for; raise `InvalidRequestError`.
+
+    A key that is empty is refused, since a server that was to be closed would be open to all.
+    """
     given = vars(build_parser().parse_args(argv))
     given = {name: value for name, value in given.items() if value is not None}
     if "model" not in given and not os.environ.get("INFERQ_MODEL"):
         raise InvalidRequestError("give a folder, a hub id or a packaged model", field="MODEL")
     api_key = _read_api_key(given)
-    is_embedded = not (given.get("redis_url") or os.environ.get("INFERQ_REDIS_URL"))
+    is_embedded = "redis_url" not in given and "INFERQ_REDIS_URL" not in os.environ
     given_worker = {name: given[name] for name in given if name in WorkerSettings.model_fields}
     given_gateway = {name: given[name] for name in given if name in GatewaySettings.model_fields}
     if is_embedded and "INFERQ_DRAIN_TIMEOUT_S" not in os.environ:
@@ -143,14 +146,17 @@ def _for_tasks(given: dict[str, Any], gateway: GatewaySettings) -> dict[str, Any
 
 
 def _read_api_key(given: dict[str, Any]) -> str | None:
-    key: str | None = given.get("api_key") or os.environ.get("INFERQ_API_KEY")
-    if not key:
+    source = "--api-key" if "api_key" in given else "INFERQ_API_KEY"
+    key: str | None = given.get("api_key", os.environ.get("INFERQ_API_KEY"))
+    if key is None:
         return None
+    if not key:
+        raise InvalidRequestError("is empty: to serve without a key, leave it out", field=source)
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise InvalidRequestError("may hold printable ASCII without spaces", field="--api-key")
+        raise InvalidRequestError("may hold printable ASCII without spaces", field=source)
     if len(key) > MAX_KEY_BYTES:
         raise InvalidRequestError(
-            f"is longer than {MAX_KEY_BYTES} bytes", field="--api-key", limit=MAX_KEY_BYTES
+            f"is longer than {MAX_KEY_BYTES} bytes", field=source, limit=MAX_KEY_BYTES
         )
     return key
 

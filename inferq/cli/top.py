@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from inferq.cli import exit_codes
 from inferq.cli.extras import load_extra
-from inferq.cli.flags import Commands, add_command, add_json_flag, add_server_flags
+from inferq.cli.flags import Commands, add_command, add_json_flag, add_server_flags, place_of
 from inferq.cli.printing import print_json
 from inferq.producer import QueueAdmin, WorkerInfo
 from inferq.protocol.errors import InvalidRequestError
@@ -122,9 +122,8 @@ def _run(arguments: argparse.Namespace) -> int:
 async def _top(arguments: argparse.Namespace) -> None:
     # before anything is asked of the server: what is missing is said at once
     screen = None if arguments.json else load_extra("inferq.cli.top_screen", extra="cli")
-    async with QueueAdmin(
-        arguments.redis_url, arguments.queue, partitions=arguments.partitions
-    ) as admin:
+    place = place_of(arguments)
+    async with QueueAdmin(place.redis_url, place.queue, partitions=place.partitions) as admin:
         if screen is None:
             await _print_json(admin, arguments)
         elif arguments.once or not sys.stdout.isatty():

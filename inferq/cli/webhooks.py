@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from inferq.cli import exit_codes
-from inferq.cli.flags import Commands, add_command, run_on_server, whole_number
+from inferq.cli.flags import Commands, add_command, place_of, run_on_server, whole_number
 from inferq.cli.printing import print_json, print_table
 from inferq.producer.async_client import DEFAULT_TIMEOUT_S
 from inferq.producer.partitions import Partitions
@@ -67,8 +67,9 @@ def add_commands(commands: Commands) -> None:
 
 @asynccontextmanager
 async def _store(arguments: argparse.Namespace) -> AsyncIterator[DeliveryStore]:
+    place = place_of(arguments)
     partitions = Partitions(
-        arguments.redis_url, arguments.queue, arguments.partitions, timeout_s=DEFAULT_TIMEOUT_S
+        place.redis_url, place.queue, place.partitions, timeout_s=DEFAULT_TIMEOUT_S
     )
     try:
         yield DeliveryStore(partitions.server_of(TaskKeys.PREFIX), partitions.queue)

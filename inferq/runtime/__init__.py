@@ -6,6 +6,8 @@ traces are made, and of `inferq.protocol` the errors, the names of keys, the for
 and of trace contexts only.
 
 - `settings`  a settings model, read from flags and environment with errors that name both
+- `variables`  the names of all variables, for every part; needs the standard library only
+- `problems`  what is wrong with a setting, in words
 - `shared_settings`  the settings that mean the same to several processes
 - `flags`     a parser's flags, made of such a model
 - `command_parser`  a parser that names the flag that was meant

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
-from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, Final, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from inferq.protocol.errors import InvalidRequestError
-
-ENV_PREFIX: Final = "INFERQ_"
-#: What the variables of one process begin with, where others may not complain about them.
-PROCESS_PREFIXES: Final = ("INFERQ_GATEWAY_", "INFERQ_TASKS_")
-#: Names that Kubernetes gives the variables of a Service, and the values of those without a mark.
-_LINK_NAME: Final = re.compile(
-    r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$"
-)
-_LINK_VALUE: Final = re.compile(r"(tcp|udp|sctp)://")
+from inferq.runtime.problems import describe
+from inferq.runtime.variables import ENV_PREFIX, is_service_link, joined, misspelt, refuse
 
 S = TypeVar("S", bound="ProcessSettings")
+
+
+def _not_empty(given: object) -> object:
+    if given == "":
+        raise ValueError("must not be empty: leave it out for none")
+    return given
+
+
+#: A file, by its path; an empty one would be the working directory.
+FilePath = Annotated[Path, BeforeValidator(_not_empty)]
 
 
 class ProcessSettings(BaseSettings):
@@ -37,6 +39,8 @@ class ProcessSettings(BaseSettings):
         env_prefix=ENV_PREFIX, frozen=True, extra="forbid", allow_inf_nan=False
     )
     shared: ClassVar[frozenset[str]] = frozenset()
+    #: Variables that give the default of a setting.
+    stand_ins: ClassVar[Mapping[str, str]] = {}
     #: Second names of flags, by setting.
     other_flags: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: Settings whose flags may be given several times.
@@ -72,7 +76,7 @@ class _Variables(PydanticBaseSettingsSource):
         assert issubclass(self.settings_cls, ProcessSettings)
         name = self.settings_cls.variable_of(field_name)
         value = os.environ.get(name)
-        is_ours = value is not None and not _is_service_link(name, value)
+        is_ours = value is not None and not is_service_link(name, value)
         return value if is_ours else None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
@@ -81,40 +85,35 @@ class _Variables(PydanticBaseSettingsSource):
         return {name: value for name, value in values.items() if value is not None}
 
 
-def load_settings(kind: type[S], given: Mapping[str, Any], others: Collection[str] = ()) -> S:
+def load_settings(kind: type[S], given: Mapping[str, Any], further: Sequence[str] = ()) -> S:
     """Read settings: `given` wins over the environment, that over the defaults.
 
-    `others` are variables with the prefix that other parts read. Raises `InvalidRequestError` that
-    names the setting, also for a misspelt variable.
+    `further` says what the caller found wrong. Raises `InvalidRequestError` that names every wrong
+    setting and every misspelt variable.
     """
-    check_variable_names(kind, os.environ, others)
+    names, wrong = _misspelt(kind, os.environ), list(further)
     try:
-        return kind(**given)
+        settings = kind(**given)
     except ValidationError as error:
-        raise InvalidRequestError(_describe(kind, error), field="settings") from None
+        wrong += _wrong_values(kind, given, error)
+    if wrong:
+        raise InvalidRequestError(joined([*map(": ".join, names), *wrong]), field="settings")
+    refuse(names)
+    return settings
 
 
-def check_variable_names(
-    kind: type[ProcessSettings], environment: Mapping[str, str], others: Collection[str] = ()
-) -> None:
-    """Refuse variables with the model's prefix that are neither settings of it nor in `others`.
+def check_variable_names(kind: type[ProcessSettings], environment: Mapping[str, str]) -> None:
+    """Refuse variables with our prefix that are no settings of this model nor of another part.
 
-    Those of other processes, which may share the environment, are theirs to check.
+    Those with the prefix of another process, which may share the environment, are its to check.
+    Raises `InvalidRequestError` that names them all.
     """
-    prefix: str = kind.model_config["env_prefix"]
-    foreign = tuple(other for other in PROCESS_PREFIXES if other != prefix)
-    known = {*map(kind.variable_of, kind.model_fields), *others}
-    for name, value in sorted(environment.items()):
-        is_ours = name.startswith(prefix) and not name.startswith(foreign)
-        if is_ours and name not in known and not _is_service_link(name, value):
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise InvalidRequestError(f"no such setting{hint}", field=name)
+    refuse(_misspelt(kind, environment))
 
 
-def _is_service_link(name: str, value: str) -> bool:
-    """Whether Kubernetes made it: a Service `inferq-gateway` makes INFERQ_GATEWAY_PORT."""
-    return bool(_LINK_NAME.search(name) or _LINK_VALUE.match(value))
+def _misspelt(kind: type[ProcessSettings], environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    own = frozenset(map(kind.variable_of, kind.model_fields))
+    return misspelt(environment, prefix=kind.model_config["env_prefix"], own=own)
 
 
 def read_pairs(given: object, form: str) -> object:
@@ -144,14 +143,23 @@ def read_list(given: object) -> object:
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
-def _describe(kind: type[ProcessSettings], error: ValidationError) -> str:
-    lines = []
+def _wrong_values(
+    kind: type[ProcessSettings], given: Mapping[str, Any], error: ValidationError
+) -> Iterator[str]:
     for problem in error.errors(include_url=False, include_input=False):
-        message = problem["msg"].removeprefix("Value error, ")
-        if not problem["loc"]:  # of several settings, which the message names
-            lines.append(message)
-            continue
-        name = str(problem["loc"][0])
-        flag = name.replace("_", "-")
-        lines.append(f"--{flag} ({kind.variable_of(name)}): {message}")
-    return "; ".join(lines)
+        text = describe(problem)
+        match problem["loc"]:
+            case ():  # of several settings, which the message names
+                yield text
+            case (name, int(index)) if problem["type"] != "value_error":
+                yield f"{_source(kind, given, str(name))}: item {index + 1} {text}"
+            case (name, *_):
+                yield f"{_source(kind, given, str(name))}: {text}"
+
+
+def _source(kind: type[ProcessSettings], given: Mapping[str, Any], name: str) -> str:
+    """Return how whoever gave a setting knows it."""
+    variable = kind.variable_of(name)
+    if name in kind.stand_ins and name not in given and variable not in os.environ:
+        return kind.stand_ins[name]
+    return f"--{name.replace('_', '-')} ({variable})"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
 from inferq.protocol.errors import InvalidRequestError
@@ -20,6 +21,18 @@ SERVER_SETTINGS: Final = frozenset(
 )
 #: The settings of `BatchSettings`, which gateways and tasks have alike.
 BATCH_SETTINGS: Final = frozenset({"batch_storage", "batch_storage_endpoint", "batch_file_age_s"})
+
+
+def _check_queue(name: str) -> str:
+    try:
+        QueueKeys(name)
+    except InvalidRequestError as error:
+        raise ValueError(f"{name[:120]!r} {str(error).removeprefix('queue: ')}") from None
+    return name
+
+
+#: A queue's name.
+QueueName = Annotated[str, AfterValidator(_check_queue)]
 
 
 class ServerSettings(ProcessSettings):
@@ -73,8 +86,11 @@ class ServerSettings(ProcessSettings):
 class QueuesSettings(ServerSettings):
     """Which queues a process deals with, and how they are split."""
 
-    queues: Annotated[tuple[str, ...], NoDecode] = Field(
-        default_factory=lambda: (os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE,),
+    stand_ins: ClassVar[Mapping[str, str]] = {"queues": "INFERQ_QUEUE"}
+
+    queues: Annotated[tuple[QueueName, ...], NoDecode] = Field(
+        default_factory=lambda: (os.environ.get("INFERQ_QUEUE", DEFAULT_QUEUE),),
+        validate_default=True,
         min_length=1,
         max_length=64,
         description="Queues, several times or joined by commas; of a gateway the first that serves "
@@ -96,10 +112,6 @@ class QueuesSettings(ServerSettings):
     @classmethod
     def _check_queues(cls, queues: tuple[str, ...]) -> tuple[str, ...]:
         for queue in queues:
-            try:
-                QueueKeys(queue)
-            except InvalidRequestError as error:
-                raise ValueError(f"{queue[:120]!r} {str(error).removeprefix('queue: ')}") from None
             if queues.count(queue) > 1:
                 raise ValueError(f"{queue!r} is there twice")
         return queues

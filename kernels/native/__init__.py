@@ -1,7 +1,8 @@
 """C++ kernels for the CPU, compiled on the machine that runs them and called through ctypes.
 
-`library` loads them (`load_native`), `compiler` builds them; every `*.cpp` here is part of the one
-shared library. Sources know neither torch nor Python: they take addresses and numbers.
+`library` loads them (`load_native`), `mode` says whether, `compiler` builds them; every `*.cpp`
+here is part of the one shared library. Sources know neither torch nor Python: they take addresses
+and numbers.
 
 - `export.h`   makes a function callable from Python, with its signature
 - `simd.h`     vectors of floats as wide as the machine's, float32 / bfloat16 / float16 in memory

@@ -18,15 +18,12 @@ from typing import Any, Final
 import torch
 
 from inferq.kernels.native.compiler import NativeBuildError, Toolchain
+from inferq.kernels.native.mode import VARIABLE, native_mode
 
 _log = logging.getLogger(__name__)
 
 #: How a dtype is told to a kernel (`with_dtype` in simd.h).
 DTYPE_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-
-#: auto: use them where they can be built; off: never; require: fail where they cannot be built.
-_VARIABLE: Final = "INFERQ_NATIVE_KERNELS"
-_MODES: Final = ("auto", "off", "require")
 
 _RUNTIMES: Final = ("libgomp", "libiomp5", "libomp")
 _TYPES: Final[dict[str, Any]] = {
@@ -94,13 +91,12 @@ def load_native() -> NativeLibrary | None:
     """Return the native kernels, or None where they cannot be built or are switched off.
 
     The first call of a process may compile for some seconds; it logs once what came of it.
-    $INFERQ_NATIVE_KERNELS is auto, off or require; with require, `RuntimeError` instead of None.
+    $INFERQ_NATIVE_KERNELS says whether they are wanted (see `native_mode`, which raises
+    `ValueError`); with require, `RuntimeError` instead of None.
     """
-    mode = os.environ.get(_VARIABLE, "auto")
-    if mode not in _MODES:
-        raise ValueError(f"{_VARIABLE} is {mode!r}: choose {', '.join(_MODES)}")
+    mode = native_mode()
     if mode == "off":
-        _log.info("Native kernels are off (%s): the slower torch forms run", _VARIABLE)
+        _log.info("Native kernels are off (%s): the slower torch forms run", VARIABLE)
         return None
     try:
         return _load()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -11,10 +10,9 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from inferq.producer.async_client import DEFAULT_QUEUE_LIMIT
 from inferq.protocol.messages import MAX_NAME_BYTES
 from inferq.protocol.scripts import MAX_RETENTION_MS
-from inferq.runtime.settings import read_list, read_pairs
+from inferq.runtime.settings import FilePath, read_list, read_pairs
 from inferq.runtime.shared_settings import BATCH_SETTINGS, SERVER_SETTINGS, BatchSettings
-
-ENV_PREFIX: Final = "INFERQ_GATEWAY_"
+from inferq.runtime.variables import GATEWAY_PREFIX
 
 _MAX_COUNT: Final = 2**31 - 1
 _DAY_S: Final = 86_400
@@ -23,7 +21,7 @@ _DAY_S: Final = 86_400
 class GatewaySettings(BatchSettings):
     """What a gateway process needs: the server and its queues, its socket, and its limits."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX)
+    model_config = SettingsConfigDict(env_prefix=GATEWAY_PREFIX)
     shared: ClassVar[frozenset[str]] = (
         SERVER_SETTINGS | BATCH_SETTINGS | {"partitions", "queue_limit"}
     )
@@ -62,7 +60,7 @@ class GatewaySettings(BatchSettings):
         description="Take webhook in requests; `inferq tasks` must run for the queues to deliver "
         "them.",
     )
-    api_keys_file: Path | None = Field(
+    api_keys_file: FilePath | None = Field(
         None,
         description="JSON file of API keys' digests and limits, read again when it changes; "
         "default: no key is asked for.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field, SecretStr, field_validator
@@ -11,10 +10,9 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from inferq.producer.async_client import DEFAULT_QUEUE_LIMIT
 from inferq.producer.tasks.signing import Secrets, read_secret, read_secrets_file
-from inferq.runtime.settings import read_list
+from inferq.runtime.settings import FilePath, read_list
 from inferq.runtime.shared_settings import BATCH_SETTINGS, SERVER_SETTINGS, BatchSettings
-
-ENV_PREFIX: Final = "INFERQ_TASKS_"
+from inferq.runtime.variables import TASKS_PREFIX
 
 _DAY_S: Final = 86_400
 #: Together a day, but for some minutes.
@@ -35,7 +33,7 @@ _RETRY_DELAYS_S: Final = (
 class TasksSettings(BatchSettings):
     """What a tasks process needs: the server and its queues, webhooks, and upkeep."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX)
+    model_config = SettingsConfigDict(env_prefix=TASKS_PREFIX)
     shared: ClassVar[frozenset[str]] = (
         SERVER_SETTINGS | BATCH_SETTINGS | {"partitions", "queue_limit"}
     )
@@ -50,7 +48,7 @@ class TasksSettings(BatchSettings):
     poll_interval_s: float = Field(
         0.5, ge=0.01, le=60, description="Seconds between two looks for what there is to do."
     )
-    webhook_secrets_file: Path | None = Field(
+    webhook_secrets_file: FilePath | None = Field(
         None,
         description="JSON file of the secrets that sign webhooks, by name (whsec_…, or a list of "
         "them while one is being replaced); read again at least once a minute.",

@@ -11,14 +11,14 @@ from typing import Final
 
 from inferq.cli.doctor import machine, queue, rights, server, variables, worker
 from inferq.cli.doctor.findings import AREAS, DEVICES, GROUPS, Area, Finding, Status
+from inferq.cli.flags import Place
 from inferq.producer import QueueAdmin
-from inferq.producer.partitions import to_num_partitions
 from inferq.producer.request import check_seconds
 from inferq.producer.server import RedisServer
 from inferq.protocol.acl import Role
 from inferq.protocol.errors import InferqError
-from inferq.protocol.keys import DEFAULT_QUEUE, QueueKeys
-from inferq.protocol.servers import DEFAULT_URL, ServerUrl
+from inferq.protocol.keys import QueueKeys
+from inferq.protocol.servers import ServerUrl
 
 #: Checks after whose failure there is nothing to learn from this server.
 _TELLING: Final = frozenset({"connection", "part"})
@@ -59,7 +59,8 @@ def _examine_worker(arguments: argparse.Namespace, ranks: int) -> list[Finding]:
                 f"set it to one of {', '.join(DEVICES)}, or unset it",
             )
         ]
-    return worker.examine(arguments.model or os.environ.get("INFERQ_MODEL"), device, ranks=ranks)
+    model = os.environ.get("INFERQ_MODEL") if arguments.model is None else arguments.model
+    return worker.examine(model, device, ranks=ranks)
 
 
 def _examine_server(
@@ -90,13 +91,12 @@ class _Place:
     @classmethod
     def of(cls, arguments: argparse.Namespace, timeout_s: float) -> _Place:
         """Take the flags, else the variables; raises `InvalidRequestError`."""
-        text = arguments.redis_url or os.environ.get("INFERQ_REDIS_URL") or DEFAULT_URL
-        queue_name = arguments.queue or os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE
+        place = Place.of(arguments)
         return cls(
-            ServerUrl.parse(text),
-            text,
-            QueueKeys(queue_name),
-            to_num_partitions(arguments.partitions),
+            ServerUrl.parse(place.redis_url),
+            place.redis_url,
+            QueueKeys(place.queue),
+            place.partitions,
             timeout_s,
         )
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Final
 
 from inferq.cli.doctor.findings import Area, Finding
-from inferq.protocol.errors import MissingExtraError
+from inferq.protocol.errors import InvalidRequestError, MissingExtraError
 from inferq.worker.insight.facts import Facts, GpuFacts, MachineFacts, ModelFacts
+from inferq.worker.kernel_choice import native_kernels
 
 _DEVICE: Final = Area("device")
 _MODEL: Final = Area("model")
@@ -125,6 +125,11 @@ def _capability(gpu: GpuFacts) -> Finding:
 
 
 def _kernels(machine: MachineFacts, device: str) -> Iterator[Finding]:
+    try:
+        mode = native_kernels()
+    except InvalidRequestError as error:  # no worker starts with it, on a GPU neither
+        yield _DEVICE.failure("native kernels", str(error), "mend or unset it")
+        return
     if machine.gpus and device != "cpu":
         if machine.has_triton:
             yield _DEVICE.ok("triton", "installed")
@@ -133,11 +138,10 @@ def _kernels(machine: MachineFacts, device: str) -> Iterator[Finding]:
                 "triton", "not installed: no kernel runs on the GPU", "pip install triton"
             )
         return
-    mode = os.environ.get("INFERQ_NATIVE_KERNELS") or "auto"
-    if machine.compiler is not None:
-        yield _DEVICE.ok("native kernels", f"{machine.compiler} ({mode})")
-    elif mode == "off":
+    if mode == "off":
         yield _DEVICE.ok("native kernels", "switched off by INFERQ_NATIVE_KERNELS")
+    elif machine.compiler is not None:
+        yield _DEVICE.ok("native kernels", f"{machine.compiler} ({mode})")
     else:
         make = _DEVICE.failure if mode == "require" else _DEVICE.warning
         yield make(

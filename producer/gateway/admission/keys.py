@@ -16,6 +16,7 @@ from inferq.producer.gateway.admission.access import ANYONE, Access, KeyLimits
 from inferq.producer.gateway.errors import HttpError
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.keys import Lane
+from inferq.runtime.problems import describe
 
 logger = structlog.get_logger("inferq.gateway")
 
@@ -130,7 +131,8 @@ def _read_keys(file: Path) -> tuple[tuple[bytes, Access], ...]:
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, problem["loc"]))
-        raise _bad_file(file, f"{place}: {problem['msg']}" if place else problem["msg"]) from None
+        text = describe(problem)
+        raise _bad_file(file, f"{place}: {text}" if place else text) from None
     for name, values in {
         "name": [entry.name for entry in entries],
         "sha256": [entry.sha256 for entry in entries],

@@ -106,8 +106,8 @@ def test_a_key_is_compared_with_all_digests(
     ("content", "message"),
     [
         ("{", "Invalid JSON"),
-        ("[]", "at least 1 item"),
-        ('[{"name": "a"}]', "0.sha256: Field required"),
+        ("[]", "keys.json: must have at least 1 item$"),
+        ('[{"name": "a"}]', "0.sha256: must be given"),
         ('[{"name": "a", "sha256": "xyz"}]', "0.sha256"),
         ('[{"name": "a b", "sha256": "' + "0" * 64 + '"}]', "0.name"),
         ('[{"name": "a", "sha256": "' + "0" * 64 + '", "key": "k"}]', "0.key"),
