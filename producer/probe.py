@@ -16,7 +16,8 @@ from inferq.protocol.errors import (
     ServerLost,
     StreamExpired,
 )
-from inferq.protocol.replies import ExpireOutcome
+from inferq.protocol.keys import new_job_id
+from inferq.protocol.replies import ExpireOutcome, ExpireReply
 from inferq.protocol.scripts import QueueScripts
 
 
@@ -40,7 +41,7 @@ class Probe:
             raise
         except InferqError as error:
             if len(subscriptions) == 1:
-                subscriptions[0].refuse(error)
+                await self._refuse(subscriptions[0], error)
                 return
             # one damaged key fails the look at all: find out whose it is
             for subscription in subscriptions:
@@ -73,13 +74,11 @@ class Probe:
         """Have the server end the job if its deadline has passed, else remember the deadline."""
         job_id = subscription.job_id
         try:
-            reply = await self._server.call(
-                lambda: self._scripts.expire(job_id, retention_ms=self._retention_ms)
-            )
+            reply = await self._expire(job_id)
         except ServerLost:
             raise
         except InferqError as error:
-            subscription.refuse(error)
+            await self._refuse(subscription, error)
             return
         if reply.outcome is ExpireOutcome.FINISHED:
             # asked after the end, so a stream that is there has its terminal event
@@ -90,6 +89,23 @@ class Probe:
             subscription.deadline = math.inf
         else:
             subscription.deadline = now + reply.deadline_in_ms / 1000
+
+    async def _expire(self, job_id: str) -> ExpireReply:
+        return await self._server.call(
+            lambda: self._scripts.expire(job_id, retention_ms=self._retention_ms)
+        )
+
+    async def _refuse(self, subscription: Subscription, reason: InferqError) -> None:
+        """End a subscription alone, unless it is no better for a job that there never was."""
+        nobody = Subscription(new_job_id(self._scripts.keys.partition), 0)
+        try:
+            await self._server.call(lambda: self._look([nobody]))
+            await self._expire(nobody.job_id)
+        except ServerLost:
+            raise
+        except InferqError as error:
+            raise ServerLost(str(error)) from error
+        subscription.refuse(reason)
 
 
 def _gone(subscription: Subscription) -> JobError:

@@ -153,19 +153,19 @@ class StreamReader:
         self, connection: Redis, cursors: dict[Any, Any], error: RedisError
     ) -> None:
         """End the streams that the server refuses to read, so that the others go on."""
-        is_explained = False
-        for key, cursor in cursors.items():
-            try:
-                with translate_errors(connection):
-                    await connection.xread({key: cursor}, count=1)
-            except RedisError as refusal:
-                is_explained = True
-                for subscription in self._followers.get(key, ()):
-                    subscription.refuse(refusal)
-        self._wake_key, self._wake_cursor = _new_wake(self._keys)  # it may be the one
-        if not is_explained:
-            # what no key is to blame for may pass, and is given as long as a server that is away
+        refusals = {
+            key: refusal
+            for key, cursor in cursors.items()
+            if (refusal := await _refusal(connection, key, cursor)) is not None
+        }
+        self._wake_key, self._wake_cursor = _new_wake(self._keys)  # the old one may be refused
+        is_general = await _refusal(connection, self._wake_key, self._wake_cursor) is not None
+        if is_general or not refusals:
+            # no stream's fault: it may pass, and is given as long as a server that is away
             raise ServerLost(f"the Redis server at {self._server.name} answered: {error}")
+        for key, refusal in refusals.items():
+            for subscription in self._followers.get(key, ()):
+                subscription.refuse(refusal)
 
     def _dispatch(self, key: str, start: tuple[int, int], entries: Iterable[Any]) -> None:
         # who came during the read, or stands further back, would miss what lies before `start`
@@ -223,6 +223,16 @@ class StreamReader:
         for followers in list(self._followers.values()):
             for subscription in followers:
                 subscription.fail(ending)
+
+
+async def _refusal(connection: Redis, key: str, cursor: str) -> RedisError | None:
+    """Return why the server does not read a stream; None if it does. Raises `ServerLost`."""
+    try:
+        with translate_errors(connection):
+            await connection.xread({key: cursor}, count=1)
+    except RedisError as error:
+        return error
+    return None
 
 
 def _new_wake(keys: QueueKeys) -> tuple[str, str]:

@@ -6,13 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
+import redis.asyncio
 from redis.exceptions import ResponseError
 
 from inferq.producer import AsyncClient, TokenStream
 from inferq.producer.probe import Probe
 from inferq.producer.reader import StreamReader
 from inferq.producer.subscription import Subscription
-from inferq.protocol.errors import JobError
+from inferq.protocol.errors import JobError, ServerLost
 from inferq.protocol.keys import QueueKeys
 
 HOUR_S = 3600.0
@@ -98,6 +99,40 @@ async def test_a_damaged_wake_stream_ends_nobody(
 ) -> None:
     await damage(valkey_client, reader_of(client)._wake_key)
     assert await healthy(ending)
+
+
+async def test_a_server_that_refuses_everything_is_no_jobs_fault(
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*args: Any, **options: Any) -> Any:
+        raise ResponseError("ERR unknown command")
+
+    subscription = Subscription((await client.submit("x")).id, 0)
+    server, scripts = client.connections.server(0), client.connections.scripts(0)
+    probe = Probe(server, scripts, retention_ms=1000)
+    for place, step in ((probe, "_look"), (scripts, "expire")):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, step, refuse)
+            with pytest.raises(ServerLost, match="unknown command"):
+                await probe.look_after([subscription], asyncio.get_running_loop().time())
+    assert subscription.wants_events
+
+
+async def test_a_read_that_is_refused_whatever_is_read_may_pass(
+    client: AsyncClient, ending: Any, healthy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = []
+    read = redis.asyncio.Redis.xread
+
+    async def refuse_at_first(self: Any, *args: Any, **options: Any) -> Any:
+        if len(refusals) < 4:  # of all, of the one stream, of the wake stream, of a new one
+            refusals.append(ResponseError("ERR unknown command"))
+            raise refusals[-1]
+        return await read(self, *args, **options)
+
+    monkeypatch.setattr(redis.asyncio.Redis, "xread", refuse_at_first)
+    assert await healthy(ending)
+    assert len(refusals) == 4
 
 
 async def test_a_refusal_that_no_stream_explains_may_pass(
