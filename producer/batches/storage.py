@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import errno
 import io
 import os
 import re
 import secrets
+import tempfile
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +19,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeVar
+from urllib.parse import urlsplit
 
 import fsspec
 import structlog
@@ -34,10 +37,22 @@ MAX_THREADS: Final = 16
 #: Time-outs in seconds of one request to S3.
 S3_CONNECT_TIMEOUT_S: Final = 5
 S3_READ_TIMEOUT_S: Final = 60
+#: Seconds that `FileStorage.check` waits for a storage.
+CHECK_TIMEOUT_S: Final = 5.0
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
 _PROTOCOL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _TEMPORARY: Final = ".tmp"
+#: What S3, and what speaks like it, may call a bucket; that of an access point is an ARN.
+_BUCKET: Final = re.compile(r"[A-Za-z0-9._-]{3,255}|arn:.+")
+#: What goes wrong with a folder that waiting does not mend, unlike a full or unreachable volume.
+_LASTING: Final = frozenset(
+    {
+        *(errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.ELOOP),
+        *(errno.EACCES, errno.EPERM, errno.EROFS),
+        *(errno.ENAMETOOLONG, errno.EINVAL, errno.ENOTSUP),
+    }
+)
 
 T = TypeVar("T")
 
@@ -86,8 +101,9 @@ class FileStorage:
 
     `endpoint_url` is that of a storage that speaks like S3; credentials and region come from the
     environment as with every AWS client. Names are made by us: an id, or two joined by a slash.
-    Raises `InvalidRequestError` (field `batch_storage`) for a URL that is none of these and
-    `MissingExtraError` without s3fs; its methods raise `StorageError`. `close` ends its threads.
+    Raises `InvalidRequestError` (field `batch_storage`, `batch_storage_endpoint`) for a URL that is
+    none of these and `MissingExtraError` without s3fs; its methods raise `StorageError`. `close`
+    ends its threads.
     """
 
     def __init__(self, url: str, *, endpoint_url: str | None = None) -> None:
@@ -105,6 +121,8 @@ class FileStorage:
         if not path.strip("/"):
             raise InvalidRequestError("names no folder or bucket", field="batch_storage")
         self._root = str(Path(path).resolve()) if self._is_local else path.strip("/")
+        if not self._is_local:
+            _check_bucket(self._root.partition("/")[0])
         self._options: dict[str, Any] = {"auto_mkdir": True}
         if not self._is_local:
             self._options = _s3_options(endpoint_url)
@@ -120,6 +138,45 @@ class FileStorage:
     def close(self) -> None:
         """Let its threads end, once nothing is read or written any more."""
         self._threads.shutdown(wait=False)
+
+    async def check(self) -> None:
+        """Find out by a file that is written and removed whether the storage can be used.
+
+        Raises `InvalidRequestError` (field `batch_storage`) for a folder that cannot be made or
+        written however long one waits, and `StorageError` for what may yet come: a volume that is
+        full or away, a bucket that is not there or cannot be reached within `CHECK_TIMEOUT_S`.
+        """
+        probe = self._probe_folder if self._is_local else self._probe_bucket
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                await self._call(probe)
+        except TimeoutError:
+            raise StorageError(f"{self.name}: no answer within {CHECK_TIMEOUT_S:g} s") from None
+
+    async def check_at_start(self) -> None:
+        """Log as a warning what `check` finds that may yet come; raise what it says will not."""
+        try:
+            await self.check()
+        except StorageError as error:
+            logger.warning("storage cannot be used yet", setting="batch_storage", error=str(error))
+
+    def _probe_folder(self, _: Any) -> None:
+        try:
+            Path(self._root).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._root) as file:
+                file.write(b"x")
+        except OSError as error:
+            if error.errno not in _LASTING:
+                raise
+            code = errno.ENOTDIR if error.errno == errno.EEXIST else error.errno
+            raise InvalidRequestError(
+                f"{self._root} cannot be written: {os.strerror(code)}", field="batch_storage"
+            ) from None
+
+    def _probe_bucket(self, files: Any) -> None:
+        path = self._path(f"inferq-check-{secrets.token_hex(8)}")
+        files.pipe_file(path, b"x")
+        files.rm_file(path)
 
     def writer_bytes(self, size: int | None) -> int:
         """Return how many bytes a writer holds at most of a file of `size` bytes; None: any size.
@@ -254,7 +311,29 @@ class FileStorage:
         return f"{self._root}/{name}"
 
 
+def _check_bucket(name: str) -> None:
+    if not _BUCKET.fullmatch(name):
+        raise InvalidRequestError(
+            f"{name[:80]!r} cannot be a bucket's name: 3 to 255 letters, digits, '.', '-' and '_'",
+            field="batch_storage",
+        )
+
+
+def _check_endpoint(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port or an IPv6 address that is none
+        is_url = False
+    if not is_url:
+        raise InvalidRequestError(
+            f"{url[:80]!r} is not http://host or https://host", field="batch_storage_endpoint"
+        )
+
+
 def _s3_options(endpoint_url: str | None) -> dict[str, Any]:
+    if endpoint_url is not None:
+        _check_endpoint(endpoint_url)
     try:
         import s3fs  # noqa: F401 - an extra of its own
     except ImportError:

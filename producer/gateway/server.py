@@ -14,6 +14,7 @@ import structlog
 import uvicorn
 
 from inferq.producer.gateway.app import create_app
+from inferq.producer.gateway.batch_files import BatchFiles
 from inferq.producer.gateway.in_flight import InFlight
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.protocol.errors import InvalidRequestError
@@ -71,10 +72,16 @@ class GatewayServer:
         """Serve until `stop` is set, then end in order; `hurry` cuts that short.
 
         `on_ready` is called when requests are answered. Raises `InvalidRequestError` for a port of
-        metrics that cannot be listened on.
+        metrics that cannot be listened on, and for a storage of files that can never be written.
         """
-        async with self._metrics_port():
-            await self._run(stop, hurry or asyncio.Event(), on_ready)
+        batches: BatchFiles | None = self.app.state.gateway.batches
+        try:
+            if batches is not None:
+                await batches.storage.check_at_start()
+            async with self._metrics_port():
+                await self._run(stop, hurry or asyncio.Event(), on_ready)
+        finally:
+            self._socket.close()
 
     async def _run(
         self, stop: asyncio.Event, hurry: asyncio.Event, on_ready: Callable[[], None]
@@ -92,7 +99,6 @@ class GatewayServer:
             _UVICORN_LOGGER.removeFilter(_is_no_cut_stream)
             starting.cancel()
             ending.cancel()
-            self._socket.close()
 
     @contextlib.asynccontextmanager
     async def _metrics_port(self) -> AsyncIterator[None]:

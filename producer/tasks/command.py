@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from typing import Any, Final
 
 import structlog
@@ -96,7 +96,13 @@ def run_burst(settings: TasksSettings) -> None:
 
 
 async def _greet(settings: TasksSettings) -> None:
-    """Raise `ServerLost` unless the server is there and lets us in."""
+    """Raise `ServerLost` unless the server is there and lets us in.
+
+    Raises `InvalidRequestError` for a storage that can never be written.
+    """
+    if settings.batch_storage is not None:
+        with closing(open_storage(settings)) as storage:
+            await storage.check_at_start()
     url = settings.redis_url.get_secret_value()
     async with AsyncClient(url, settings.queues[0], partitions=settings.partitions) as client:
         await client.ping()
