@@ -154,6 +154,8 @@ async def test_a_call_has_more_time_for_what_it_sends(
     async with halting_proxy(valkey_url, after=1, go_on=go_on) as client:
         held = ScriptConnection(client)
         call = asyncio.create_task(held.eval("return #ARGV[1]", 0, sent))
+        while held._limit is None:  # noqa: ASYNC110 - until it is under way
+            await asyncio.sleep(0)
         await clock.pass_time(100)
         assert not call.done()
         go_on.set()
