@@ -301,7 +301,7 @@ class QueueScripts:
         returned, stopped = 0, b""
         while True:
             more, stopped = await self._call("reconcile", worker, int(crashed), stopped, *held)
-            returned += more
+            returned += int(more)
             if not stopped:
                 return returned
 
