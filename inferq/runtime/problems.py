@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 _WORDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "missing": "must be given",
-        "extra_forbidden": "there is no such field",
+        "extra_forbidden": "is not known",
         "bool_parsing": "must be true or false",
         "bool_type": "must be true or false",
         "int_parsing": "must be a whole number",

@@ -118,6 +118,49 @@ def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
         plan("--api-key", key)
 
 
+def test_an_empty_key_does_not_open_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequestError, match="--api-key: is empty: to serve without a key"):
+        plan("--api-key", "")
+    monkeypatch.setenv("INFERQ_API_KEY", "")
+    with pytest.raises(InvalidRequestError, match="INFERQ_API_KEY: is empty: to serve without"):
+        plan()
+    with pytest.raises(InvalidRequestError, match="--api-key: is empty"):
+        plan("--api-key", "")
+    assert plan("--api-key", "sk-flag").api_key == "sk-flag"
+
+
+def test_a_key_in_a_variable_that_no_header_can_carry_is_named_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("INFERQ_API_KEY", "two words")
+    with pytest.raises(InvalidRequestError, match="INFERQ_API_KEY: may hold printable ASCII"):
+        plan()
+
+
+@pytest.mark.parametrize(
+    "variable", ["INFERQ_GATEWAY_API_KEYS_FILE", "INFERQ_TASKS_WEBHOOK_SECRETS_FILE"]
+)
+def test_an_empty_file_of_secrets_is_refused(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "")
+    with pytest.raises(InvalidRequestError, match=rf"\({variable}\): must not be empty"):
+        plan("--batch-storage", "files")
+
+
+def test_an_empty_url_is_not_one_that_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequestError, match="--redis-url"):
+        plan("--redis-url", "")
+    monkeypatch.setenv("INFERQ_REDIS_URL", "")
+    with pytest.raises(InvalidRequestError, match="INFERQ_REDIS_URL"):
+        plan()
+
+
+def test_an_empty_queue_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match=r"--queue .*'' must be 1 to 100"):
+        plan("--queue", "")
+
+
 def test_one_key_and_a_file_of_keys_is_a_contradiction() -> None:
     with pytest.raises(InvalidRequestError, match="--api-keys-file"):
         plan("--api-key", "sk-flag", "--api-keys-file", "keys.json")

@@ -204,6 +204,12 @@ def test_another_mode_is_refused(monkeypatch):
 
 
 @needs_compiler
+def test_an_empty_mode_is_none(monkeypatch):
+    monkeypatch.setenv("INFERQ_NATIVE_KERNELS", "")
+    assert doubles(load())
+
+
+@needs_compiler
 def test_a_call_with_another_signature_is_refused():
     loaded = load()
     assert loaded is not None

@@ -169,6 +169,20 @@ def test_a_misspelt_variable_is_refused_with_a_hint() -> None:
         check_variable_names({"INFERQ_MAX_MODELLEN": "1"})
 
 
+def test_a_wrong_choice_of_kernels_is_refused_at_the_start(monkeypatch) -> None:
+    monkeypatch.setenv("INFERQ_NATIVE_KERNELS", "foo")
+    with pytest.raises(InvalidRequestError, match="INFERQ_NATIVE_KERNELS: is 'foo': choose auto"):
+        load_settings({"model": "m"})
+    monkeypatch.setenv("INFERQ_NATIVE_KERNELS", "")
+    assert load_settings({"model": "m"}).model == "m"
+
+
+@pytest.mark.parametrize("name", ["queue", "served_model_name"])
+def test_an_empty_name_is_not_one_that_was_left_out(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"--{name.replace('_', '-')} .*must"):
+        load_settings({"model": "m", name: ""})
+
+
 def test_settings_do_not_change_once_read() -> None:
     settings = load_settings({"model": "m"})
     with pytest.raises(ValueError, match="frozen"):

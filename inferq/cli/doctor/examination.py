@@ -16,7 +16,7 @@ from inferq.producer import QueueAdmin
 from inferq.producer.request import check_seconds
 from inferq.producer.server import RedisServer
 from inferq.protocol.acl import Role
-from inferq.protocol.errors import InferqError
+from inferq.protocol.errors import InferqError, InvalidRequestError
 from inferq.protocol.keys import QueueKeys
 from inferq.protocol.servers import ServerUrl
 
@@ -27,9 +27,14 @@ _OF_WORKER: Final = frozenset(GROUPS["worker"])
 
 
 def examine(arguments: argparse.Namespace) -> list[Finding]:
-    """Look at everything that was asked for; raises `InvalidRequestError` for a bad time-out."""
+    """Look at everything that was asked for.
+
+    Raises `InvalidRequestError` for a bad time-out, or an empty model.
+    """
     areas = [area for name in arguments.only or AREAS for area in GROUPS.get(name, (name,))]
     timeout_s = check_seconds("timeout", arguments.timeout)
+    if arguments.model == "":
+        raise InvalidRequestError("must not be empty", field="--model")
     findings: list[Finding] = []
     if "settings" in areas:
         findings += [*variables.examine(), *variables.similar_names()]
@@ -59,7 +64,7 @@ def _examine_worker(arguments: argparse.Namespace, ranks: int) -> list[Finding]:
                 f"set it to one of {', '.join(DEVICES)}, or unset it",
             )
         ]
-    model = os.environ.get("INFERQ_MODEL") if arguments.model is None else arguments.model
+    model = arguments.model or os.environ.get("INFERQ_MODEL") or None
     return worker.examine(model, device, ranks=ranks)
 
 

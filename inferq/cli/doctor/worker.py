@@ -143,10 +143,12 @@ def _kernels(machine: MachineFacts, device: str) -> Iterator[Finding]:
     elif machine.compiler is not None:
         yield _DEVICE.ok("native kernels", f"{machine.compiler} ({mode})")
     else:
-        make = _DEVICE.failure if mode == "require" else _DEVICE.warning
+        make, so = _DEVICE.warning, "torch's slower forms run"
+        if mode == "require":
+            make, so = _DEVICE.failure, "no worker starts (INFERQ_NATIVE_KERNELS=require)"
         yield make(
             "native kernels",
-            f"{machine.compiler_problem}: torch's slower forms run",
+            f"{machine.compiler_problem}: {so}",
             "install a C++ compiler (apt install g++), or name one by CXX",
         )
 

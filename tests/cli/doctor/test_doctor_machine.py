@@ -66,6 +66,49 @@ def test_a_variable_that_is_misspelt_or_impossible_is_named(
     assert f"inferq {process} --help" in findings["settings", process]["advice"]
 
 
+def test_every_wrong_variable_is_in_one_report(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = ("INFERQ_REDIS_ULR", "INFERQ_QEUE", "INFERQ_GATEWAY_PROT", "INFERQ_GATEWAY_HSOT")
+    for name in (*wrong, "INFERQ_GATEWAY_PORT", "INFERQ_LEASE_S", "INFERQ_NATIVE_KERNELS"):
+        monkeypatch.setenv(name, "x")
+    code, findings = doctor("--only", "settings")
+    assert code == 1
+    said = {check: each["message"] for (_, check), each in findings.items()}
+    for process in ("worker", "gateway", "tasks"):
+        assert "INFERQ_REDIS_ULR" in said[process]
+        assert "INFERQ_QEUE" in said[process]
+    assert all(name in said["gateway"] for name in (*wrong, "INFERQ_GATEWAY_PORT"))
+    assert "INFERQ_LEASE_S" in said["worker"]
+    assert "INFERQ_NATIVE_KERNELS" in said["worker"]
+
+
+def test_an_empty_model_is_what_a_worker_says_of_it(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERQ_MODEL", "")
+    code, findings = doctor("--only", "settings")
+    assert code == 1
+    assert "--model (INFERQ_MODEL)" in findings["settings", "worker"]["message"]
+
+
+def test_a_misspelt_variable_is_found_without_the_extra_that_reads_it(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_module: str, *, extra: str) -> Any:
+        raise MissingExtraError(extra, "pydantic")
+
+    monkeypatch.setattr("inferq.cli.doctor.variables.load_extra", missing)
+    monkeypatch.setenv("INFERQ_GATEWAY_PROT", "1")
+    code, findings = doctor("--only", "settings")
+    assert code == 1
+    assert {check: each["status"] for (_, check), each in findings.items()} == {
+        "worker": "skipped",
+        "gateway": "failure",
+        "tasks": "skipped",
+    }
+
+
 def test_a_variable_with_half_our_prefix_is_doubted(
     doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

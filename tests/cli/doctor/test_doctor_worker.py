@@ -187,6 +187,39 @@ def test_native_kernels_that_are_required_must_be_buildable(
         assert found.status == status
 
 
+@pytest.mark.parametrize(
+    ("mode", "status", "said"),
+    [
+        ("off", "ok", "switched off by INFERQ_NATIVE_KERNELS"),
+        ("", "ok", "g++ 13 (auto)"),
+        ("require", "ok", "g++ 13 (require)"),
+        ("foo", "failure", "INFERQ_NATIVE_KERNELS: is 'foo': choose auto, off, require"),
+    ],
+)
+def test_what_the_variable_of_native_kernels_says_is_told(
+    mode: str, status: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERQ_NATIVE_KERNELS", mode)
+    machine = dataclasses.replace(MACHINE, gpus=(), cuda=None, compiler="g++ 13")
+    found = by_check(worker.judge(Facts(machine, None), None, "auto"))["native kernels"]
+    assert (found.status, found.message) == (status, said)
+
+
+def test_no_worker_starts_on_a_gpu_with_a_wrong_choice_of_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("INFERQ_NATIVE_KERNELS", "foo")
+    found = by_check(worker.judge(Facts(MACHINE, None), None, "auto"))["native kernels"]
+    assert found.status == "failure"
+
+
+def test_an_empty_model_is_not_one_that_was_left_out(
+    run_here: Callable[..., tuple[int, str, str]],
+) -> None:
+    code, output, errors = run_here("doctor", "--only", "model", "--model=")
+    assert (code, output, errors) == (2, "", "inferq: --model: must not be empty\n")
+
+
 def test_a_whole_folder_is_ok(folder: Path) -> None:
     model = read_model(str(folder))
     assert model == ModelFacts(
