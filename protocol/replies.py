@@ -349,18 +349,20 @@ class Swept:
 class Registered:
     """The answer to a worker's heartbeat: the server's time, and what is asked of the worker.
 
-    `drain`: to drain and end; `watched`: to write snapshots of its blocks.
+    `drain`: to drain and end; `watched`: to write snapshots of its blocks; `contested`: the
+    heartbeat before was another process's, under the same name.
     """
 
     now_ms: int
     drain: bool
     watched: bool
+    contested: bool = False
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> Registered:
         """Build from the script's reply."""
-        now_ms, drain, watched = row
-        return cls(now_ms, bool(drain), bool(watched))
+        now_ms, drain, watched, contested = row
+        return cls(now_ms, bool(drain), bool(watched), bool(contested))
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,3 +101,13 @@ async def test_an_id_that_is_no_entry_id_is_refused(q: Any, entry_id: str) -> No
     for ask in (q.scripts.dead_letter, q.scripts.drop_dead_letter, q.scripts.redrive):
         with pytest.raises(InvalidRequestError, match="entry_id"):
             await ask(entry_id)
+
+
+async def test_a_worker_hears_that_another_process_has_its_name(q: Any) -> None:
+    for process, contested in (("p", False), ("p", False), ("r", True), ("p", True), ("p", False)):
+        reply = await q.scripts.register("w", {"process": process})
+        assert reply.contested is contested
+    await q.scripts.register("w", {})  # of a version that does not say
+    assert not (await q.scripts.register("w", {"process": "p"})).contested
+    await q.redis.hset(q.keys.workers, "w", b"\xc1 no map")
+    assert not (await q.scripts.register("w", {"process": "p"})).contested

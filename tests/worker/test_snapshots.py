@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio
+from structlog.testing import capture_logs
 
 from inferq.protocol.errors import ServerLost
 from inferq.protocol.keys import QueueKeys
@@ -177,6 +178,23 @@ async def test_a_queue_that_asks_for_a_drain_stops_the_worker() -> None:
     running = asyncio.create_task(reporter.run(stop))
     assert await asyncio.wait_for(stop.wait(), 60)
     running.cancel()
+
+
+async def test_a_name_that_two_processes_report_under_is_told_by_whoever_finds_the_others() -> None:
+    mine, anothers = (Registered(0, drain=False, watched=True, contested=c) for c in (False, True))
+    # what an earlier process of this name left behind is no news
+    scripts = Scripts(anothers, mine, anothers)
+    reporter, _ = reporter_of(scripts, report_interval_s=0.05)
+    with capture_logs() as lines:
+        running = asyncio.create_task(reporter.run(asyncio.Event()))
+        await until(lambda: len(scripts.reports) == 2)
+        assert not lines
+        await until(lambda: len(scripts.reports) == 5)
+        running.cancel()
+    [line] = lines
+    assert line["log_level"] == "error"
+    assert "another process has this worker's name" in line["event"]
+    assert len({report["process"] for report in scripts.reports}) == 1
 
 
 def test_rates_are_growth_by_time_and_none_at_first(monkeypatch: pytest.MonkeyPatch) -> None:

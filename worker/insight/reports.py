@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,6 +17,7 @@ from inferq.version import __version__
 from inferq.worker.insight.snapshots import Snapshots
 from inferq.worker.jobs.books import JobBooks
 from inferq.worker.pipe.engine_client import EngineClient, EngineInfo
+from inferq.worker.queue.outage import REMINDER_S, Outage
 from inferq.worker.settings import WorkerSettings
 from inferq.worker.tasks import cancel_all
 
@@ -50,6 +52,11 @@ class Reporter:
         self._rates = TokenRates()
         self._swept_at = time.monotonic()
         self._end = asyncio.Event()
+        self._outage = Outage(logger, "report")
+        #: Which process of this worker's name it is.
+        self._process = secrets.token_hex(8)
+        self._has_reported = False
+        self._contested_at = -REMINDER_S
         #: Whether the last report succeeded.
         self.is_connected = True
 
@@ -68,10 +75,11 @@ class Reporter:
             try:
                 await self._report(stop)
                 self.is_connected = True
+                self._outage.succeeded()
             except (ServerLost, QueueFull) as error:
                 self.is_connected = False
                 self._snapshots.watch(False)
-                logger.warning("report failed", error=str(error))
+                self._outage.failed(error)
             # never later than that report said, or the worker would count as late
             pause_s = min(promised_s, self._interval_s)
             news = (self._end,) if is_draining else (self._end, stop)
@@ -90,6 +98,9 @@ class Reporter:
         state = self._state(is_draining=stop.is_set())
         reply = await self._scripts.register(self._settings.worker_name, state)
         self._snapshots.watch(reply.watched)
+        if reply.contested and self._has_reported:
+            self._tell_contested()
+        self._has_reported = True
         if reply.drain and not stop.is_set():
             logger.info("asked to drain")
             stop.set()
@@ -97,6 +108,15 @@ class Reporter:
             self._swept_at = time.monotonic()
             swept = await self._scripts.sweep(gone_ms=GONE_AFTER_MS)
             logger.debug("swept", **dataclasses.asdict(swept))
+
+    def _tell_contested(self) -> None:
+        now = time.monotonic()
+        if now >= self._contested_at + REMINDER_S:
+            self._contested_at = now
+            logger.error(
+                "another process has this worker's name; each hands back the other's jobs",
+                advice="give every worker a name of its own (--worker-name)",
+            )
 
     def _state(self, *, is_draining: bool) -> dict[str, Any]:
         stats, blocks = self._engine.stats, self._info.num_blocks
@@ -106,6 +126,7 @@ class Reporter:
             "model": self._settings.model_name,
             "adapters": list(self._settings.lora_adapters or ()),
             "version": __version__,
+            "process": self._process,
             "blocks": blocks,
             "block_size": self._info.block_size,
             "max_model_len": self._info.max_model_len,

@@ -7,5 +7,6 @@ and `inferq.runtime.histogram`.
 - `claimer`    pulls jobs while their pages fit, and sleeps until there is something to pull
 - `publisher`  sends what accumulated since the last flush, many jobs in one call
 - `lease`      renews leases while the engine makes progress; enforces deadlines
+- `outage`     what the log says while calls fail
 - `books`      what publishing and leases came to, in numbers
 """

@@ -22,6 +22,7 @@ from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.keys import Lane, QueueKeys
 from inferq.protocol.replies import ClaimedJob, ClaimReply
 from inferq.protocol.scripts import QueueScripts
+from inferq.worker.queue.outage import Outage
 from inferq.worker.queue.running import RunningJobs
 
 logger = structlog.get_logger("inferq.claimer")
@@ -87,6 +88,7 @@ class Claimer:
         self._has_arrival = False
         #: What a full worker waits before its next claim, unless room changes; 0: nothing.
         self._pause_s = 0.0
+        self._outage = Outage(logger, "claim")
         #: Whether the last claim succeeded.
         self.is_connected = False
 
@@ -116,11 +118,12 @@ class Claimer:
                 await self._reconcile_if_due()
                 reply = await self._claim()
                 self.is_connected = True
+                self._outage.succeeded()
                 await self._pause_in_vain(reply)
                 await self._sleep_until_due(reply)
             except (ServerLost, QueueFull) as error:
                 self.is_connected = False
-                logger.warning("claim failed, will retry", error=str(error))
+                self._outage.failed(error)
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     @property

@@ -20,7 +20,8 @@ from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.replies import PublishStatus
 from inferq.protocol.scripts import QueueScripts
 from inferq.worker.queue.books import PublishBooks
-from inferq.worker.queue.running import RunningJob, RunningJobs
+from inferq.worker.queue.outage import Outage
+from inferq.worker.queue.running import NOT_OURS, RunningJob, RunningJobs
 
 logger = structlog.get_logger("inferq.lease")
 
@@ -60,6 +61,7 @@ class LeaseKeeper:
         self._on_cancel = on_cancel
         self._on_deadline = on_deadline
         self._books = books or PublishBooks()
+        self._outage = Outage(logger, "heartbeat")
 
     async def run(self) -> None:
         """Beat until cancelled."""
@@ -83,7 +85,7 @@ class LeaseKeeper:
             try:
                 await self._beat(interval)
             except (ServerLost, QueueFull) as error:
-                logger.warning("heartbeat failed", error=str(error))
+                self._outage.failed(error)
 
     async def _end_in_time(self) -> None:
         while True:
@@ -119,12 +121,13 @@ class LeaseKeeper:
             lease_ms=round(self._lease_s * 1000),
             retention_ms=self._retention_ms,
         )
+        self._outage.succeeded()
         for job, reply in zip(due, replies, strict=True):
             if job not in self._jobs:
                 continue
             if reply.status is PublishStatus.STALE:
                 self._books.fenced["heartbeat"] += 1
-                self._on_lost(job, "another worker has taken the job over")
+                self._on_lost(job, NOT_OURS)
                 continue
             job.lease_until = now + self._lease_s
             if reply.cancel and not job.is_finished:

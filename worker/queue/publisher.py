@@ -18,7 +18,8 @@ from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.replies import PublishItem, PublishReply, PublishStatus
 from inferq.protocol.scripts import QueueScripts
 from inferq.worker.queue.books import PublishBooks
-from inferq.worker.queue.running import RunningJob, RunningJobs
+from inferq.worker.queue.outage import Outage
+from inferq.worker.queue.running import NOT_OURS, RunningJob, RunningJobs
 
 logger = structlog.get_logger("inferq.publisher")
 
@@ -60,6 +61,7 @@ class Publisher:
         self._on_lost = on_lost
         self._on_cancel = on_cancel
         self._books = books or PublishBooks()
+        self._outage = Outage(logger, "publish")
         self._dirty: dict[RunningJob, None] = {}
         self._wake = asyncio.Event()
         self._progressed = asyncio.Event()
@@ -95,10 +97,11 @@ class Publisher:
             while self._dirty:
                 try:
                     await self._flush_once()
+                    self._outage.succeeded()
                     self._progressed.set()
                     pause = RETRY_PAUSE_S[0]
                 except (ServerLost, QueueFull) as error:
-                    logger.warning("publish failed, will retry", error=str(error))
+                    self._outage.failed(error)
                     self._drop_expired()
                     self._progressed.set()
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
@@ -176,7 +179,7 @@ class Publisher:
                 job.log.total, job.inherited
             ):
                 self._dirty.pop(job, None)
-                self._on_lost(job, "another worker has taken the job over")
+                self._on_lost(job, NOT_OURS)
                 continue
             job.lease_until = sent_at + self._lease_s
             job.acknowledged = reply.offset

@@ -14,6 +14,8 @@ from inferq.protocol.replies import PublishItem
 
 #: Most jobs at once that take no room in the engine, besides those that do.
 MAX_ERRANDS: Final = 8
+#: Why a job is lost whose lease the server no longer has for us.
+NOT_OURS: Final = "the server has it for another worker now, or not at all"
 
 
 @dataclass(slots=True, eq=False)
