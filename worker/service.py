@@ -236,7 +236,8 @@ class WorkerSession:
             lines=JobLines(log_prompts=settings.log_prompts),
             on_room=self._on_room,
         )
-        self._publishing = ScriptConnection(client)
+        # Calls that may be long have connections of their own: no heartbeat waits behind one.
+        self._publishing, self._claiming = ScriptConnection(client), ScriptConnection(client)
         self._publisher = Publisher(
             QueueScripts(self._publishing, keys),
             worker,
@@ -251,7 +252,7 @@ class WorkerSession:
         dispatcher.connect(self._publisher)
         self._claimer = Claimer(
             client,
-            scripts,
+            QueueScripts(self._claiming, keys),
             keys,
             worker,
             jobs,
