@@ -320,6 +320,7 @@ class WorkerSession:
             await parts.cancel()
             await self._dispatcher.close()
             await self._publishing.disconnect()
+            await self._claiming.disconnect()
 
     def _on_room(self) -> None:
         self._room.set()

@@ -105,6 +105,31 @@ def test_a_killed_engine_ends_the_worker_and_its_job_goes_on_elsewhere_at_once(
         assert raw.hlen(QueueKeys(queue).workers) <= 1
 
 
+def test_an_engine_killed_in_a_drain_ends_it_and_its_job_goes_on_elsewhere_at_once(
+    start_worker, connect, valkey_url: str, queue: str
+) -> None:
+    first = start_worker(valkey_url, queue, lease_s=120, drain_timeout_s=3600)
+    client = connect(valkey_url, queue)
+    params = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
+    job = client.submit("Once upon a time", params)
+    stream = job.stream(timeout_s=60)
+    seen = [next(stream)]
+    engine = engine_of(first)
+    first.signal(signal.SIGTERM)
+    while "draining" not in first.log.read_text().replace("received, draining", ""):
+        assert first.process.poll() is None
+        time.sleep(0.01)
+    os.kill(engine, signal.SIGKILL)
+    assert first.process.wait(20) == 1
+    assert "the engine process ended with status -9" in first.log.read_text()
+    second = start_worker(valkey_url, queue, lease_s=120)
+    seen.extend(stream)  # which waits no lease
+    offsets = [o for e in seen for o in range(e.offset, e.offset + len(e.token_ids))]
+    assert offsets == list(range(900))
+    assert job.status().crashes == 1
+    assert second.stop() == 0
+
+
 def test_a_worker_that_is_asked_to_drain_hands_over_and_ends(
     start_worker, connect, valkey_url: str, queue: str
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import redis.asyncio
+from hand_worker import TIMEOUT_S, HandEngine
 
 from inferq import AsyncClient, JobFailed, SamplingParams
 from inferq.protocol.keys import Lane, QueueKeys, new_job_id
@@ -18,70 +19,12 @@ from inferq.protocol.messages import FinishReason
 from inferq.protocol.scripts import QueueScripts
 from inferq.runtime.health import HealthServer
 from inferq.worker import service
-from inferq.worker.pipe.engine_client import EngineClient, EngineInfo
-from inferq.worker.pipe.engine_output import EngineOutput
 from inferq.worker.service import WorkerService
 from inferq.worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.model
 
-TIMEOUT_S = 120
 PROMPT = [5, 6, 7]
-
-
-class HandEngine(EngineClient):
-    """An engine without a process, whose tokens the test brings."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requests: dict[str, SamplingParams] = {}
-        self.may_start = asyncio.Event()
-        self.changed = asyncio.Event()
-
-    async def start(self, options: dict[str, Any]) -> EngineInfo:
-        await self.may_start.wait()
-        return EngineInfo(num_blocks=64, block_size=16, max_model_len=1024, vocab_size=49152)
-
-    def add(
-        self,
-        request_id: str,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        **_options: Any,
-    ) -> None:
-        self.requests[request_id] = params
-        self.changed.set()
-
-    def abort(self, request_id: str) -> None:
-        self.requests.pop(request_id, None)
-
-    async def stop(self) -> None:
-        """Nothing runs."""
-
-    def bring(
-        self,
-        request_id: str,
-        *token_ids: int,
-        index: int = 0,
-        end: FinishReason | None = None,
-        is_last: bool = True,
-    ) -> None:
-        """Bring tokens to an output, all at once."""
-        is_over = end is not None and is_last
-        output = EngineOutput(
-            request_id, index, token_ids, finish_reason=end, request_finished=is_over
-        )
-        if is_over:
-            del self.requests[request_id]
-        self.on_outputs([output])
-
-    async def wait_for(self, job_id: str, epoch: int = 1) -> str:
-        """Return the name of a job's request as soon as it is here."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while (name := f"{job_id}:{epoch}") not in self.requests:
-                self.changed.clear()
-                await self.changed.wait()
-        return name
 
 
 class Worker:
