@@ -387,10 +387,10 @@ def _to_queue_limit(given: int | None) -> int:
     field, value = "queue_limit", given
     if value is None:
         field, text = "INFERQ_QUEUE_LIMIT", os.environ.get("INFERQ_QUEUE_LIMIT")
-        if not text:
+        if text is None:
             return DEFAULT_QUEUE_LIMIT
         value = int(text) if text.isascii() and text.isdigit() else 0
-        given_as = text
+        given_as = text or "empty"
     else:
         given_as = repr(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

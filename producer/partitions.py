@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from redis.crc import key_slot
 
@@ -27,10 +29,11 @@ class Partitions:
     ) -> None:
         if not isinstance(queue, str | None):
             raise InvalidRequestError(f"must be a name, not {type(queue).__name__}", field="queue")
-        self.queue = queue or os.environ.get("INFERQ_QUEUE") or DEFAULT_QUEUE
-        QueueKeys(self.queue)  # refuses a bad name here, not at the first call
+        with _chosen(queue, "INFERQ_QUEUE", DEFAULT_QUEUE) as self.queue:
+            QueueKeys(self.queue)  # refuses a bad name here, not at the first call
         self.number = to_num_partitions(number)
-        self._url = ServerUrl.parse(url or os.environ.get("INFERQ_REDIS_URL") or DEFAULT_URL)
+        with _chosen(url, "INFERQ_REDIS_URL", DEFAULT_URL) as text:
+            self._url = ServerUrl.parse(text)
         self._timeout_s = timeout_s
         #: By hash slot; of one server there is one.
         self._servers: dict[int, RedisServer] = {}
@@ -65,14 +68,30 @@ class Partitions:
             await server.aclose()
 
 
+@contextmanager
+def _chosen(given: str | None, variable: str, default: str) -> Iterator[str]:
+    """Yield what was given, else the variable; an error in it names the variable if it is that.
+
+    An empty one is not taken for one that was left out: the job would go to another queue.
+    """
+    if given is not None or variable not in os.environ:
+        yield default if given is None else given
+        return
+    try:
+        yield os.environ[variable]
+    except InvalidRequestError as error:
+        text = str(error).removeprefix(f"{error.field}: ")
+        raise InvalidRequestError(text, field=variable, limit=error.limit) from None
+
+
 def to_num_partitions(given: int | None) -> int:
     """Return the number given, else `$INFERQ_PARTITIONS`, else 1, if it is in [1, 1024]."""
     field, value, given_as = "partitions", given, repr(given)
     if value is None:
         text = os.environ.get("INFERQ_PARTITIONS")
-        if not text:
+        if text is None:
             return 1
-        field, given_as = "INFERQ_PARTITIONS", text
+        field, given_as = "INFERQ_PARTITIONS", text or "empty"
         value = int(text) if text.isascii() and text.isdigit() else 0
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole or not 1 <= value <= MAX_PARTITIONS:

@@ -52,3 +52,24 @@ def test_the_number_of_partitions_comes_from_the_environment(
     monkeypatch.setenv("INFERQ_PARTITIONS", "many")
     with pytest.raises(InvalidRequestError, match=r"INFERQ_PARTITIONS: .* not many"):
         AsyncClient()
+
+
+@pytest.mark.parametrize("kind", [AsyncClient, QueueAdmin])
+@pytest.mark.parametrize("field", ["url", "queue"])
+def test_an_empty_place_is_not_one_left_out(
+    kind: type[AsyncClient | QueueAdmin], field: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        kind(**{field: ""})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("kind", [AsyncClient, QueueAdmin])
+@pytest.mark.parametrize("name", ["INFERQ_REDIS_URL", "INFERQ_QUEUE", "INFERQ_PARTITIONS"])
+def test_an_empty_variable_is_not_one_left_out(
+    kind: type[AsyncClient | QueueAdmin], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "")
+    with pytest.raises(InvalidRequestError) as caught:
+        kind()
+    assert caught.value.field == name
