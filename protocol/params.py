@@ -71,7 +71,8 @@ class SamplingParams:
     - `seed`: same seed, same tokens, whatever the batch; None draws one at submission.
 
     Choice of a token, in this order
-    - `allowed_token_ids`: only these. `structured_outputs`: only what keeps the form.
+    - `allowed_token_ids`: only these, at least one; None is all. `structured_outputs`: only what
+      keeps the form.
     - `bad_words`: never these texts. `min_tokens`: no end before this many tokens.
     - `logit_bias`: added to the logits of these tokens, in [-100, 100].
     - `repetition_penalty`: divides the positive and multiplies the negative logits of tokens in
@@ -107,7 +108,7 @@ class SamplingParams:
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     seed: int | None = None
-    allowed_token_ids: list[int] | tuple[int, ...] = ()
+    allowed_token_ids: list[int] | tuple[int, ...] | None = None
     structured_outputs: StructuredOutputs | None = None
     bad_words: str | list[str] | tuple[str, ...] = ()
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
@@ -153,9 +154,7 @@ class SamplingParams:
                 "bad_words", self.bad_words, most=MAX_BAD_WORDS, longest=MAX_BAD_WORD_LENGTH
             ),
             "stop_token_ids": token_ids("stop_token_ids", self.stop_token_ids, most=MAX_STOPS),
-            "allowed_token_ids": token_ids(
-                "allowed_token_ids", self.allowed_token_ids, most=MAX_ALLOWED
-            ),
+            "allowed_token_ids": self._allowed(),
             "logit_bias": token_biases(
                 "logit_bias", self.logit_bias, most=MAX_BIASES, bound=MAX_BIAS
             ),
@@ -165,6 +164,19 @@ class SamplingParams:
         form = self.structured_outputs
         if form is not None and not isinstance(form, StructuredOutputs):
             object.__setattr__(self, "structured_outputs", StructuredOutputs.from_wire(form))
+
+    def _allowed(self) -> tuple[int, ...] | None:
+        """Return the only tokens there are to choose from, None for all.
+
+        An empty list leaves nothing to choose and is refused; the other lists forbid or end
+        something, so that theirs, being empty, ask for nothing.
+        """
+        if self.allowed_token_ids is None:
+            return None
+        allowed = token_ids("allowed_token_ids", self.allowed_token_ids, most=MAX_ALLOWED)
+        if not allowed:
+            raise InvalidRequestError("is empty", field="allowed_token_ids", limit=1)
+        return allowed
 
     def _check_ranges(self) -> None:
         check_number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above_low=True)

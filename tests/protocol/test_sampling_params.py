@@ -141,6 +141,8 @@ def test_a_tiny_temperature_is_greedy(temperature: float, greedy: bool) -> None:
         ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
         ({"allowed_token_ids": 3}, "allowed_token_ids"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": ()}, "allowed_token_ids"),
         ({"bad_words": [""]}, "bad_words"),
         ({"bad_words": ["x"] * 65}, "bad_words"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),

@@ -9,7 +9,8 @@ from typing import Any, Final
 from inferq.producer.gateway.requests.forms import Form, renamed
 from inferq.producer.gateway.requests.schemas import ChatBody, CompletionBody, GenerationBody
 from inferq.protocol.errors import InvalidRequestError
-from inferq.protocol.params import MAX_LOGPROBS, SamplingParams
+from inferq.protocol.param_checks import check_optional_integer
+from inferq.protocol.params import MAX_LOGPROBS, MAX_TOKENS_LIMIT, SamplingParams
 
 #: OpenAI's `max_tokens` of a completion that gives none.
 DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -49,6 +50,7 @@ def completion_params(body: CompletionBody, form: Form | None) -> SamplingParams
     asked = body.max_tokens
     if asked == 0 and not body.echo:
         raise InvalidRequestError("0 goes with echo only", field="max_tokens", limit=1)
+    check_optional_integer("max_tokens", asked, 0 if body.echo else 1, MAX_TOKENS_LIMIT)
     given = _common(body, form)
     given["max_tokens"] = DEFAULT_COMPLETION_TOKENS if asked is None else asked or 1
     if body.best_of is not None and not body.use_beam_search:
@@ -80,8 +82,7 @@ def chat_params(
             given["max_tokens"] = default_max_tokens
     elif body.max_tokens not in (None, body.max_completion_tokens):
         raise InvalidRequestError("contradicts max_completion_tokens", field="max_tokens")
-    if getattr(body, limit_name) == 0:
-        raise InvalidRequestError("0 is not at least 1", field=limit_name, limit=1)
+    check_optional_integer(limit_name, getattr(body, limit_name), 1, MAX_TOKENS_LIMIT)
     if body.use_beam_search:
         given["beam_width"] = body.n or 1
     if body.logprobs:
@@ -119,10 +120,7 @@ def _name_of_beams(body: GenerationBody, counted_by: str) -> str:
 
 def _check_shown(field: str, number: int | None) -> None:
     """Refuse the whole vocabulary, which the SDK would give: an answer holds it for each token."""
-    if number is not None and number < 0:
-        raise InvalidRequestError(
-            f"{number} is not in [0, {MAX_LOGPROBS}]", field=field, limit=f"[0, {MAX_LOGPROBS}]"
-        )
+    check_optional_integer(field, number, 0, MAX_LOGPROBS)
 
 
 def _token_id(key: str) -> int:

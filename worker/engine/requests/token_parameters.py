@@ -11,7 +11,7 @@ from inferq.protocol.params import SamplingParams
 def check_token_parameters(params: SamplingParams, vocab_size: int) -> None:
     """Raise `InvalidRequestError`, naming field and id, for a token that does not exist."""
     check_in_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
-    check_in_vocabulary("allowed_token_ids", params.allowed_token_ids, vocab_size)
+    check_in_vocabulary("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     if params.logit_bias:
         check_in_vocabulary("logit_bias", [token for token, _ in params.biases], vocab_size)
 
