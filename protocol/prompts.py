@@ -93,8 +93,8 @@ class ChatMessage:
     """One turn of a conversation; `role` is `system`, `user`, `assistant`, `tool` or another.
 
     `extra` may have `name`, `tool_call_id` and `reasoning_content`, which are texts, and
-    `tool_calls`, a list of OpenAI's objects with the arguments as JSON text. `content` is None only
-    beside `tool_calls`.
+    `tool_calls`, a list of OpenAI's objects with the arguments as text, JSON unless they were cut.
+    `content` is None only beside `tool_calls`.
     """
 
     role: str
@@ -198,16 +198,19 @@ def check_name(name: str, value: object) -> None:
         )
 
 
-def tool_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a tool call, which are JSON text, as an object; none as an empty one.
+def tool_arguments(call: Mapping[str, Any]) -> dict[str, Any] | str:
+    """Return the arguments of a checked tool call as the JSON object that their text spells.
 
-    Raises `InvalidRequestError`.
+    No text is an empty object. Text that spells none is returned as it is: a model wrote it, and
+    its answer may have been cut before the end.
     """
-    text = call["function"].get("arguments", "")
-    name = "messages.tool_calls.function.arguments"
-    if not isinstance(text, str):
-        raise InvalidRequestError("must be JSON text", field=name)
-    return read_object(name, text) if text.strip() else {}
+    text: str = call["function"].get("arguments", "")
+    if not text.strip():
+        return {}
+    try:
+        return read_object("arguments", text)
+    except InvalidRequestError:
+        return text
 
 
 def _encode_chat(prompt: ChatPrompt) -> dict[str, Any]:
@@ -263,18 +266,20 @@ def _checked_extra(extra: object) -> dict[str, Any]:
 
 
 def _check_tool_calls(calls: object) -> None:
-    field = "messages.tool_calls"
+    whole = "messages.tool_calls"
     if not isinstance(calls, list):
-        raise InvalidRequestError("must be a list of calls", field=field)
-    _check_count(field, len(calls), MAX_TOOL_CALLS, "calls")
-    for call in calls:
+        raise InvalidRequestError("must be a list of calls", field=whole)
+    _check_count(whole, len(calls), MAX_TOOL_CALLS, "calls")
+    for index, call in enumerate(calls):
+        field = f"{whole}[{index}]"
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or call.get("type", "function") != "function":
-            raise InvalidRequestError("every call must be one of a function", field=field)
+            raise InvalidRequestError("must be a call of a function", field=field)
         check_name(f"{field}.function.name", function.get("name"))
         if call.get("id") is not None:
             check_name(f"{field}.id", call["id"])
-        tool_arguments(call)
+        if not isinstance(function.get("arguments", ""), str):
+            raise InvalidRequestError("must be text", field=f"{field}.function.arguments")
 
 
 def _checked_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:

@@ -85,10 +85,10 @@ def test_a_text_without_special_tokens_comes_back_as_it_was() -> None:
         ("tool", "x", {"tool_call_id": ["a"]}, "messages.tool_call_id"),
         ("assistant", "x", {"reasoning_content": {}}, "messages.reasoning_content"),
         ("assistant", "x", {"tool_calls": "f()"}, "messages.tool_calls"),
-        ("assistant", "x", {"tool_calls": ["f()"]}, "messages.tool_calls"),
-        ("assistant", "x", {"tool_calls": [{"function": "f"}]}, "messages.tool_calls"),
-        ("assistant", "x", {"tool_calls": [CALL | {"type": "custom"}]}, "messages.tool_calls"),
-        ("assistant", "x", {"tool_calls": [CALL | {"id": 5}]}, "messages.tool_calls.id"),
+        ("assistant", "x", {"tool_calls": ["f()"]}, "messages.tool_calls[0]"),
+        ("assistant", "x", {"tool_calls": [{"function": "f"}]}, "messages.tool_calls[0]"),
+        ("assistant", "x", {"tool_calls": [CALL | {"type": "custom"}]}, "messages.tool_calls[0]"),
+        ("assistant", "x", {"tool_calls": [CALL, CALL | {"id": 5}]}, "messages.tool_calls[1].id"),
         ("assistant", "x", {"tool_calls": [CALL] * 1025}, "messages.tool_calls"),
         ("user", "x", ["name"], "messages"),
         ("user", "x", {"reasoning_content": "x" * (4 * 2**20)}, "messages"),
@@ -102,14 +102,20 @@ def test_a_bad_message_is_refused_with_the_field_named(
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize(
-    "arguments", [5, {"city": "Prague"}, "Prague", "[1]", '{"a": NaN}', '{"a"', "[" * 10**5]
-)
-def test_arguments_that_are_no_json_object_as_text_are_refused(arguments: Any) -> None:
+@pytest.mark.parametrize("arguments", [5, None, {"city": "Prague"}])
+def test_arguments_that_are_no_text_are_refused(arguments: Any) -> None:
     call = {"function": {"name": "f", "arguments": arguments}}
     with pytest.raises(InvalidRequestError) as caught:
         ChatMessage("assistant", None, {"tool_calls": [call]})
-    assert caught.value.field == "messages.tool_calls.function.arguments"
+    assert caught.value.field == "messages.tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize("arguments", ["Prague", "[1]", '{"a": NaN}', '{"a"', "[" * 10**5])
+def test_arguments_that_spell_no_object_travel_as_the_text_they_are(arguments: str) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    sent = job(ChatPrompt((ChatMessage("assistant", None, {"tool_calls": [call]}),)))
+    assert Job.decode(sent.encode()) == sent
+    assert tool_arguments(call) == arguments
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from inferq.producer.gateway.requests.forms import renamed
 from inferq.protocol.errors import InvalidRequestError
-from inferq.protocol.prompts import MAX_CHAT_MESSAGES, MESSAGE_FIELDS
+from inferq.protocol.prompts import MAX_CHAT_MESSAGES, MESSAGE_FIELDS, ChatMessage
 
 #: What stands between a message's parts, as in vLLM.
 PART_SEPARATOR: Final = "\n"
@@ -19,7 +20,7 @@ _EMPTY_FIELDS: Final = ("refusal", "annotations", "audio", "function_call", "too
 _TEXT_PARTS: Final = {"text": "text", "refusal": "refusal"}
 
 
-def conversation(messages: Any) -> list[dict[str, Any]]:
+def conversation(messages: Any) -> list[ChatMessage]:
     """Return a body's `messages` as `AsyncClient.submit` takes them.
 
     Raises `InvalidRequestError`, which names the message, for what is not text or a call of a tool.
@@ -35,14 +36,14 @@ def conversation(messages: Any) -> list[dict[str, Any]]:
     return [_message(f"messages[{k}]", message) for k, message in enumerate(messages)]
 
 
-def _message(place: str, message: Any) -> dict[str, Any]:
+def _message(place: str, message: Any) -> ChatMessage:
     if not isinstance(message, Mapping):
         raise InvalidRequestError("must be an object with role and content", field=place)
-    role = message.get("role")
+    role: Any = message.get("role")
     if role not in _KNOWN_ROLES:
         known = ", ".join(_KNOWN_ROLES)
         raise InvalidRequestError(f"must be one of {known}", field=f"{place}.role")
-    told: dict[str, Any] = {"role": _ROLES.get(role, role)}
+    told: dict[str, Any] = {}
     for name, value in message.items():
         if name in ("role", "content") or (name in _EMPTY_FIELDS and not value):
             continue
@@ -50,16 +51,19 @@ def _message(place: str, message: Any) -> dict[str, Any]:
             raise InvalidRequestError("is not supported", field=f"{place}.{name[:80]}")
         if value is not None:
             told[name] = value
-    _check_fields(place, told)
-    told["content"] = _content(f"{place}.content", message.get("content"), told)
-    return told
+    _check_fields(place, role, told)
+    content = _content(f"{place}.content", message.get("content"), told)
+    try:
+        return ChatMessage(_ROLES.get(role, role), content, told)
+    except InvalidRequestError as error:
+        raise renamed(error, f"{place}{error.field.removeprefix('messages')}") from None
 
 
-def _check_fields(place: str, told: Mapping[str, Any]) -> None:
+def _check_fields(place: str, role: str, told: Mapping[str, Any]) -> None:
     """Keep tool calls to assistants, and their answers to tools."""
-    for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
-        if name in told and told["role"] != role:
-            raise InvalidRequestError(f"belongs to role {role}", field=f"{place}.{name}")
+    for name, owner in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        if name in told and role != owner:
+            raise InvalidRequestError(f"belongs to role {owner}", field=f"{place}.{name}")
 
 
 def _content(place: str, content: Any, told: Mapping[str, Any]) -> str:

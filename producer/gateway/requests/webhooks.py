@@ -16,7 +16,11 @@ def requested_webhook(body: GenerationBody, terms: RequestTerms) -> Webhook | No
     if asked is None:
         return None
     if not terms.accept_webhooks:
-        raise InvalidRequestError("are not delivered here", field="webhook")
+        raise InvalidRequestError(
+            "is not delivered here: that takes a gateway with the setting --accept-webhooks "
+            "(INFERQ_GATEWAY_ACCEPT_WEBHOOKS)",
+            field="webhook",
+        )
     return Webhook(asked.url, tuple(WebhookEvent) if asked.events is None else tuple(asked.events))
 
 

@@ -12,7 +12,10 @@ from inferq.producer.gateway.requests.chat import ask_chat
 from inferq.producer.gateway.requests.completion import ask_completion
 from inferq.producer.gateway.requests.schemas import ChatBody, CompletionBody
 from inferq.producer.gateway.settings import GatewaySettings
+from inferq.protocol.params import MAX_TOKENS_LIMIT
+from inferq.protocol.prompts import ChatMessage
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
@@ -188,23 +191,96 @@ def test_an_impossible_chat_is_refused_by_its_field(fields: dict[str, Any], name
 
 
 def test_messages_keep_what_templates_know_and_lose_what_is_empty() -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
         {"role": "developer", "content": "Be kind."},
         {"role": "user", "name": "Ann", "content": [
             {"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
-        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None,
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None,
          "annotations": [], "audio": None, "function_call": None},
         {"role": "tool", "tool_call_id": "c1", "content": "3"},
     ]  # fmt: skip
     body = ChatBody.model_validate({"messages": messages})
     [prompt] = ask_chat(body, "m", GatewaySettings()).prompts
     assert prompt["messages"] == [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "name": "Ann", "content": "one\ntwo"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+        ChatMessage("system", "Be kind."),
+        ChatMessage("user", "one\ntwo", {"name": "Ann"}),
+        ChatMessage("assistant", "", {"tool_calls": [CALL]}),
+        ChatMessage("tool", "3", {"tool_call_id": "c1"}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"name": 5}, "name"),
+        ({"content": "\ud800"}, "content"),
+        ({"reasoning_content": 5}, "reasoning_content"),
+        ({"tool_call_id": "c" * 257, "role": "tool"}, "tool_call_id"),
+        ({"tool_calls": "f()"}, "tool_calls"),
+        ({"tool_calls": [CALL, "f()"]}, "tool_calls[1]"),
+        ({"tool_calls": [CALL, {**CALL, "id": 5}]}, "tool_calls[1].id"),
+        ({"tool_calls": [CALL, {"function": {}}]}, "tool_calls[1].function.name"),
+        (
+            {"tool_calls": [CALL, {"function": {"name": "f", "arguments": {}}}]},
+            "tool_calls[1].function.arguments",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_message_is_named_with_its_place(
+    fields: dict[str, Any], place: str
+) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "x", **fields}]
+    with pytest.raises(InvalidRequestError) as caught:
+        ask_chat(ChatBody.model_construct(messages=messages), "m", GatewaySettings())
+    assert caught.value.field == f"messages[1].{place}"
+    assert str(caught.value).startswith(f"messages[1].{place}: ")
+
+
+@pytest.mark.parametrize("value", [-1, 99])
+@pytest.mark.parametrize(
+    ("ask", "field", "more"),
+    [
+        (completion, "logprobs", {}),
+        (completion, "logprobs", {"echo": True}),
+        (completion, "prompt_logprobs", {}),
+        (chat, "prompt_logprobs", {}),
+        (chat, "top_logprobs", {"logprobs": True}),
+    ],
+)
+def test_a_range_is_the_same_below_and_above(
+    ask: Callable[..., Any], field: str, more: dict[str, Any], value: int
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ask(**more, **{field: value})
+    assert str(caught.value) == f"{field}: {value} is not in [0, 20]"
+
+
+@pytest.mark.parametrize("value", [-1, MAX_TOKENS_LIMIT + 1])
+@pytest.mark.parametrize(
+    ("ask", "field", "more", "least"),
+    [
+        (completion, "max_tokens", {}, 1),
+        (completion, "max_tokens", {"echo": True}, 0),
+        (chat, "max_tokens", {}, 1),
+        (chat, "max_completion_tokens", {}, 1),
+    ],
+)
+def test_a_range_of_tokens_begins_with_what_is_taken(
+    ask: Callable[..., Any], field: str, more: dict[str, Any], least: int, value: int
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ask(**more, **{field: value})
+    assert str(caught.value) == f"{field}: {value} is not in [{least}, {MAX_TOKENS_LIMIT}]"
+
+
+@pytest.mark.parametrize("ask", [completion, chat])
+def test_an_empty_list_is_none_unless_it_leaves_nothing_to_choose(ask: Callable[..., Any]) -> None:
+    neutral: dict[str, Any] = {"stop": [], "stop_token_ids": [], "bad_words": [], "logit_bias": {}}
+    assert ask(**neutral) == ask()
+    for field in ("allowed_token_ids", "guided_choice"):
+        with pytest.raises(InvalidRequestError, match="is empty") as caught:
+            ask(**{field: []})
+        assert caught.value.field == field
 
 
 def test_a_final_message_that_is_continued_begins_no_answer() -> None:

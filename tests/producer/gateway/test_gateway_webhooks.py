@@ -89,4 +89,7 @@ def test_what_is_no_webhook_is_refused_by_name(
 def test_a_gateway_that_takes_no_webhooks_says_so(http: httpx.Client) -> None:
     answer = http.post("/v1/completions", json={**COMPLETION, "webhook": {"url": URL}})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "webhook")
-    assert "not delivered here" in answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert "not delivered here" in message
+    assert message.startswith("webhook: is not ")
+    assert "--accept-webhooks (INFERQ_GATEWAY_ACCEPT_WEBHOOKS)" in message

@@ -189,3 +189,23 @@ def _names(chunk: dict[str, Any]) -> list[str]:
         for call in choice["delta"].get("tool_calls", ())
         if "name" in call["function"]
     ]
+
+
+def test_an_answer_that_was_cut_anywhere_can_be_sent_back(
+    http: httpx.Client, stand_in_worker: Any
+) -> None:
+    stand_in_worker.say(CALLS)
+    asked = {**ASKED, "tools": [WEATHER], "max_tokens": 1}
+    cut_arguments = set()
+    while True:
+        answer = http.post("/v1/chat/completions", json=asked).json()
+        [choice] = answer["choices"]
+        for call in choice["message"].get("tool_calls") or []:
+            cut_arguments.add(call["function"]["arguments"])
+        turns = [*ASKED["messages"], choice["message"], {"role": "user", "content": "Go on."}]
+        again = http.post("/v1/chat/completions", json={**asked, "messages": turns})
+        assert again.status_code == 200, (asked["max_tokens"], again.text)
+        if choice["finish_reason"] != "length":
+            break
+        asked["max_tokens"] += 1
+    assert '{"city": "' in cut_arguments

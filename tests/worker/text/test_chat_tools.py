@@ -97,6 +97,17 @@ def test_a_message_without_content_has_empty_text_since_templates_put_strings_be
     assert render("{% for m in messages %}{{ '>' + m.content }}{% endfor %}", TURNS[2:3]) == ">"
 
 
+@pytest.mark.parametrize("text", ['{"city": "Pří', "Prague", "[1]"])
+def test_arguments_that_are_no_object_are_the_text_they_are(text: str):
+    call = {"function": {"name": "weather", "arguments": text}}
+    turn = ChatMessage("assistant", None, {"tool_calls": [call]})
+    template = "{{ messages[0].tool_calls[0].function.arguments }}"
+    assert render(template, [turn]) == text
+    with pytest.raises(InvalidRequestError, match="template refuses them") as caught:
+        render(TOOLS_TEMPLATE, [turn])
+    assert caught.value.field == "messages"
+
+
 def test_no_tools_are_none_in_a_template():
     assert render("{{ tools is none }}", TURNS[:1]) == "True"
 

@@ -93,7 +93,10 @@ class ChatTemplate:
 
 
 def _shown(message: ChatMessage) -> dict[str, Any]:
-    """Return a message as templates expect it: with some content, and arguments as objects."""
+    """Return a message as templates expect it: with some content, and arguments as objects.
+
+    Arguments that are no JSON object, as those of a call that was cut, are the text they are.
+    """
     shown: dict[str, Any] = {"role": message.role, **message.extra}
     # Many templates put a string before it, and would fail on what is none.
     shown["content"] = message.content or ""
