@@ -16,13 +16,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.params import SamplingParams
 from inferq.protocol.structured import StructuredOutputs
+from inferq.worker.engine.sampling.form_errors import readable_error
 from inferq.worker.engine.sampling.form_tokens import with_text_tokens
 
 #: Compiled forms that are kept for the next request with the same text.
 _MAX_COMPILED: Final = 256
 #: Between two parts of a JSON text. Unbounded, a model may go on with spaces to its last token.
 _WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,16}"
-_MAX_MESSAGE: Final = 500
 
 
 def parser_limits() -> LLParserLimits:
@@ -52,7 +52,8 @@ def check_structured_outputs(params: SamplingParams) -> None:
 
 def form_error(form: StructuredOutputs, message: str) -> InvalidRequestError:
     """Return the error of a form that cannot be served."""
-    return InvalidRequestError(" ".join(message.split())[:_MAX_MESSAGE], field=field_of(form))
+    text = readable_error(message, is_expression=form.regex is not None)
+    return InvalidRequestError(text, field=field_of(form))
 
 
 def field_of(form: StructuredOutputs) -> str:
