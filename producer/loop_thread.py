@@ -29,9 +29,10 @@ class LoopThread:
         self._process = os.getpid()
         # the garbage collector may call `stop` wherever a thread stands
         self._lock = threading.RLock()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
+        #: The loop, once the thread has made it.
+        self._loop: concurrent.futures.Future[asyncio.AbstractEventLoop] | None = None
         self._is_stopped = False
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -55,32 +56,49 @@ class LoopThread:
         """End the loop, and wait for it unless called on it (by the garbage collector)."""
         with self._lock:
             if not self._is_stopped and self._loop is not None:
-                self._loop.call_soon_threadsafe(self._stopping.set)
+                self._loop.add_done_callback(self._end)  # at once, unless it is only starting
             self._is_stopped = True
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             thread.join(STOP_TIMEOUT_S)
 
+    def _end(self, made: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
+        if made.exception() is None:
+            made.result().call_soon_threadsafe(self._stopping.set)
+
     def _started(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, with the lock held."""
+        """Return the loop, with the lock held.
+
+        An interrupt while the thread starts leaves it to the next call, or to `stop`.
+        """
         if self._is_stopped:
             raise InferqError("this client is closed")
-        if self._loop is None:
-            # made here, so that a failure is the caller's, who would wait for ever on the thread
-            loop = asyncio.new_event_loop()
-            thread = threading.Thread(
-                target=self._main, args=(loop,), name="inferq-client", daemon=True
+        if not self._is_starting():
+            self._loop = concurrent.futures.Future()
+            self._thread = threading.Thread(
+                target=self._main, args=(self._loop,), name="inferq-client", daemon=True
             )
-            try:
-                thread.start()
-            except BaseException:
-                loop.close()
-                raise
-            self._loop, self._thread = loop, thread
-        return self._loop
+            self._thread.start()
+        assert self._loop is not None
+        return self._loop.result()
 
-    def _main(self, loop: asyncio.AbstractEventLoop) -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+    def _is_starting(self) -> bool:
+        """Whether a thread makes the loop, or has made it."""
+        if self._loop is None or self._thread is None or not self._thread.is_alive():
+            return False
+        return not self._loop.done() or self._loop.exception() is None
+
+    def _main(self, made: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
+        if made is not self._loop:  # the start was interrupted, and another one came first
+            return
+        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        try:
+            loop = runner.get_loop()
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the loop gets it
+            made.set_exception(error)
+            return
+        with runner:
+            made.set_result(loop)
             try:
                 runner.run(self._serve())
             finally:

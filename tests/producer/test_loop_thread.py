@@ -141,3 +141,50 @@ def test_a_loop_that_cannot_start_fails_the_call(
         with pytest.raises(OSError, match="no more"):
             loop.run(one)
     assert loop.run(one) == 1
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_an_interrupt_while_the_loop_starts_leaves_nothing_half_made(
+    loop: LoopThread, is_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if is_begun:
+            start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(one)
+    assert call(lambda: loop.run(one)) == 1
+    assert sum(t.name == "inferq-client" for t in threading.enumerate()) == 1
+
+
+def test_a_loop_whose_start_was_interrupted_is_ended(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_begin, threads = threading.Event(), []
+    make = asyncio.new_event_loop
+
+    def make_late() -> asyncio.AbstractEventLoop:
+        threads.append(threading.current_thread())
+        assert may_begin.wait(HANGS_S)
+        return make()
+
+    def interrupted(made: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop_thread.asyncio, "new_event_loop", make_late)
+    monkeypatch.setattr(loop_thread.concurrent.futures.Future, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(one)
+    monkeypatch.undo()
+    stopping = threading.Thread(target=loop.stop, daemon=True)
+    stopping.start()
+    may_begin.set()
+    stopping.join(HANGS_S)
+    (thread,) = threads
+    thread.join(HANGS_S)
+    assert not thread.is_alive()
