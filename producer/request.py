@@ -150,8 +150,10 @@ def check_note(note: bytes | None) -> None:
     """Raise `InvalidRequestError` unless the note is absent, or 1 to 4,096 bytes."""
     if note is None:
         return
-    if not isinstance(note, bytes) or not note:
-        raise InvalidRequestError("must be bytes, at least one", field="note", limit=1)
+    if not isinstance(note, bytes):
+        raise InvalidRequestError(f"must be bytes, not {type(note).__name__}", field="note")
+    if not note:
+        raise InvalidRequestError("is empty: leave it out", field="note", limit=1)
     if len(note) > MAX_NOTE_BYTES:
         raise InvalidRequestError(
             f"{len(note)} bytes are more than {MAX_NOTE_BYTES}", field="note", limit=MAX_NOTE_BYTES

@@ -14,6 +14,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     ConnectionError,  # noqa: A004 - the builtin of this name is not what redis raises
+    InvalidResponse,
     MasterDownError,
     MovedError,
     NoPermissionError,
@@ -117,6 +118,8 @@ def _translated(error: RedisError, server: str) -> InferqError | None:
             return ServerLost(f"{server} {meaning} ({error})", is_refusal=True)
     if isinstance(error, TimeoutError):
         return ServerLost(f"{server} does not answer: {error}")
+    if isinstance(error, InvalidResponse):
+        return ServerLost(f"{server} does not speak Redis' protocol: {error}")
     if isinstance(error, ConnectionError):
         return ServerLost(f"cannot reach {server}: {error}")
     return None

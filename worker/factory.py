@@ -8,6 +8,9 @@ from typing import Final, Protocol
 
 import torch
 
+from inferq.kernels.native.compiler import NativeBuildError
+from inferq.kernels.native.mode import VARIABLE
+from inferq.protocol.errors import ModelError
 from inferq.worker.engine.config import EngineConfig
 from inferq.worker.engine.engine import Engine
 from inferq.worker.engine.scheduling.prompt_limit import PromptLimit
@@ -29,7 +32,10 @@ def load_engine(
 
     Raises `ModelError` or `InvalidRequestError` for a model or an option that cannot be served.
     """
-    runner = load_runner(config, load, on_rank_lost)
+    try:
+        runner = load_runner(config, load, on_rank_lost)
+    except NativeBuildError as error:  # only where they are required
+        raise ModelError(str(error), field=VARIABLE) from error
     must_compare = config.preemption_mode == "auto" and runner.num_swap_blocks > 0
     return Engine(
         config,

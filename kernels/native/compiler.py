@@ -27,7 +27,7 @@ _COMPILERS: Final = ("c++", "g++", "clang++")
 _TIME_LIMIT: Final = 300.0
 
 
-class NativeBuildError(Exception):
+class NativeBuildError(RuntimeError):
     """There is no usable compiler, or it could not build the sources; the message says why."""
 
 

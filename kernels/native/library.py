@@ -92,7 +92,7 @@ def load_native() -> NativeLibrary | None:
 
     The first call of a process may compile for some seconds; it logs once what came of it.
     $INFERQ_NATIVE_KERNELS says whether they are wanted (see `native_mode`, which raises
-    `ValueError`); with require, `RuntimeError` instead of None.
+    `ValueError`); with require, `NativeBuildError` instead of None.
     """
     mode = native_mode()
     if mode == "off":
@@ -102,7 +102,7 @@ def load_native() -> NativeLibrary | None:
         return _load()
     except NativeBuildError as error:
         if mode == "require":
-            raise RuntimeError(f"native kernels: {error}") from error
+            raise NativeBuildError(f"native kernels: {error}") from error
         _log.warning("No native kernels, the slower torch forms run: %s", error)
         return None
 

@@ -13,12 +13,16 @@ import structlog
 
 from inferq.producer.gateway.server import GatewayServer
 from inferq.producer.gateway.settings import GatewaySettings
+from inferq.protocol.errors import InvalidRequestError
 from inferq.runtime.banner import log_start
 from inferq.runtime.flags import settings_parser
 from inferq.runtime.logs import configure_logging
 from inferq.runtime.settings import load_settings
 
 logger = structlog.get_logger("inferq.gateway")
+
+#: The one key of `inferq serve`, which makes a file of it.
+API_KEY_VARIABLE: Final = "INFERQ_API_KEY"
 
 EPILOG: Final = """\
 Every flag can be given as an environment variable too: its name stands in brackets.
@@ -48,7 +52,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 def read_settings(given: Mapping[str, Any]) -> GatewaySettings:
     """Read the settings; raise `InvalidRequestError` that names the one that is wrong."""
-    return load_settings(GatewaySettings, given)
+    settings = load_settings(GatewaySettings, given)
+    if API_KEY_VARIABLE in os.environ and settings.api_keys_file is None:
+        raise InvalidRequestError(
+            "is for `inferq serve` alone, and this gateway would serve everybody: give it a file "
+            "of keys (--api-keys-file), or unset it",
+            field=API_KEY_VARIABLE,
+        )
+    return settings
 
 
 def main(argv: Sequence[str]) -> int:

@@ -57,6 +57,20 @@ async def test_a_server_that_hangs_is_a_lost_server() -> None:
     await mute.wait_closed()
 
 
+async def test_a_server_of_another_protocol_is_a_lost_server() -> None:
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n<html>")
+        await writer.drain()
+        writer.close()
+
+    other = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = other.sockets[0].getsockname()[1]
+    with pytest.raises(ServerLost, match="does not speak Redis' protocol"):
+        await load_through(f"redis://127.0.0.1:{port}/0")
+    other.close()
+    await other.wait_closed()
+
+
 async def test_a_user_without_the_right_to_run_scripts_is_told(q: Any, server: Any) -> None:
     await q.redis.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+ping"])
     try:

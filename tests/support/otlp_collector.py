@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -93,7 +94,8 @@ class Collector:
                 self.send_response(collector.status)
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
-                self.wfile.write(answer)
+                with contextlib.suppress(ConnectionError):  # a process that has ended meanwhile
+                    self.wfile.write(answer)
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from inferq import LLM, SamplingParams
-from inferq.protocol.errors import InvalidRequestError
+from inferq.kernels.native import library
+from inferq.kernels.native.compiler import NativeBuildError
+from inferq.protocol.errors import InvalidRequestError, ModelError
 
 Call = Callable[[Any], object]
 
@@ -18,6 +20,25 @@ Call = Callable[[Any], object]
 @pytest.fixture(scope="module")
 def llm(smollm2: Path) -> LLM:
     return LLM(str(smollm2), num_kv_blocks=16, max_model_len=64, max_num_seqs=4)
+
+
+def test_native_kernels_that_must_be_there_and_cannot_be_are_named(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise NativeBuildError("no C++ compiler")
+
+    monkeypatch.setenv("INFERQ_NATIVE_KERNELS", "require")
+    monkeypatch.setattr(library, "_load", fail)
+    library.load_native.cache_clear()
+    library.native_function.cache_clear()
+    try:
+        with pytest.raises(ModelError) as caught:
+            LLM(str(smollm2), num_kv_blocks=16, max_model_len=64)
+    finally:
+        library.load_native.cache_clear()
+        library.native_function.cache_clear()
+    assert caught.value.field == "INFERQ_NATIVE_KERNELS"
 
 
 @pytest.mark.parametrize("model", [None, 5, ""])

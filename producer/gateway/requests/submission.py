@@ -143,30 +143,30 @@ async def submit(
     ]
     slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def submit_one(k: int) -> AsyncJobHandle:
-        async with slots:
-            return await _submit_one(client, asked, delivery, k, notes[k])
+    made: dict[int, AsyncJobHandle] = {}  # also when the request itself is cancelled meanwhile
 
-    handles: list[AsyncJobHandle] = []
+    async def submit_one(k: int) -> None:
+        async with slots:
+            made[k] = await _submit_one(client, asked, delivery, k, notes[k])
+
     try:
-        others = await asyncio.gather(
+        outcomes = await asyncio.gather(
             *(submit_one(k) for k in range(1, number)), return_exceptions=True
         )
-        handles = [handle for handle in others if isinstance(handle, AsyncJobHandle)]
-        for failure in others:
-            if isinstance(failure, BaseException):
+        for failure in outcomes:
+            if failure is not None:
                 raise failure
         if 1 < number <= MAX_LISTED_JOBS:
-            notes[0] = replace(notes[0], jobs=tuple(handle.id for handle in handles))
-        handles.insert(0, await submit_one(0))
+            notes[0] = replace(notes[0], jobs=tuple(made[k].id for k in range(1, number)))
+        await submit_one(0)
     except BaseException:
         if cancels_partial:
-            await cancel_all(client, [handle.id for handle in handles if handle.created])
+            await cancel_all(client, [handle.id for handle in made.values() if handle.created])
         raise
     return Submitted(
         client=client,
         queue=queue,
-        ids=tuple(handle.id for handle in handles),
+        ids=tuple(made[k].id for k in range(number)),
         notes=tuple(notes),
         echo_texts=tuple(_echo_text(asked, arguments) for arguments in asked.prompts),
     )

@@ -110,3 +110,16 @@ def test_the_example_environment_holds_settings_that_are_valid(
             monkeypatch.setenv(match[1], match[2])
     assert GatewaySettings().queues
     assert WorkerSettings().model
+
+
+def test_a_key_that_only_serve_takes_is_not_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERQ_API_KEY", "secret-word")
+    with pytest.raises(InvalidRequestError, match="would serve everybody") as caught:
+        read_settings({})
+    assert caught.value.field == "INFERQ_API_KEY"
+    assert "secret-word" not in str(caught.value)
+    keys = tmp_path / "keys.json"
+    keys.write_text("[]")
+    assert read_settings({"api_keys_file": keys}).api_keys_file == keys
