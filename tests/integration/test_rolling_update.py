@@ -1,7 +1,7 @@
 """A rolling update in miniature: three workers replaced one by one under load, as Kubernetes would.
 
-Each gets SIGTERM, drains for two seconds and hands over; its successor must be ready before the
-next one goes.
+Each gets SIGTERM, drains for less than a job takes and hands over; its successor must be ready
+before the next one goes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from inferq import AsyncClient, SamplingParams
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PROMPTS = ("The lighthouse stood", "Seven rivers run", "In the kitchen")
-PARAMS = SamplingParams(temperature=0.8, seed=7, max_tokens=48, ignore_eos=True)
-DRAIN_S = 2.0
+PARAMS = SamplingParams(temperature=0.8, seed=7, max_tokens=96, ignore_eos=True)
+DRAIN_S = 0.3
 
 
 def free_port() -> int:

@@ -77,6 +77,7 @@ def test_a_stalled_worker_that_returns_publishes_nothing_more(
     offsets = [o for e in seen for o in range(e.offset, e.offset + len(e.token_ids))]
     assert offsets == list(range(LONG.max_tokens))
     assert [t for e in seen for t in e.token_ids] == undisturbed.token_ids
+    assert job.result(timeout_s=5).attempts == 2
     assert first.stop() == 0
     assert second.stop() == 0
 
@@ -99,6 +100,7 @@ def test_a_drained_worker_hands_over_at_its_offset_without_a_crash_counted(
         seen.extend(stream)
         assert int(raw.hget(QueueKeys(queue).job(job.id), "crashes") or 0) == 0
     assert [t for e in seen for t in e.token_ids] == undisturbed.token_ids
+    assert job.status().handoffs == 1
     assert leaving.process.wait(30) == 0
     [staying] = workers.values()
     assert staying.stop() == 0
