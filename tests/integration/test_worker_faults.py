@@ -86,20 +86,19 @@ def test_a_stuck_engine_with_work_piling_up_ends_the_worker(
 def test_a_killed_engine_ends_the_worker_and_its_job_goes_on_elsewhere_at_once(
     start_worker, connect, valkey_url: str, queue: str
 ) -> None:
-    first = start_worker(valkey_url, queue, lease_s=120)
+    workers = {w.name: w for w in [start_worker(valkey_url, queue, lease_s=120) for _ in range(2)]}
     client = connect(valkey_url, queue)
-    # long enough for the other worker to load meanwhile
-    params = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
-    job = client.submit("Once upon a time", params)
+    job = client.submit("Once upon a time", LONG)
     stream = job.stream(timeout_s=60)
     seen = [next(stream)]
-    second = start_worker(valkey_url, queue, lease_s=120)
+    first = workers.pop(job.status().owner)
     os.kill(engine_of(first), signal.SIGKILL)
     assert first.process.wait(20) == 1
     seen.extend(stream)  # which waits no lease
     offsets = [o for e in seen for o in range(e.offset, e.offset + len(e.token_ids))]
-    assert offsets == list(range(900))
+    assert offsets == list(range(LONG.max_tokens))
     assert job.status().crashes == 1
+    [second] = workers.values()
     assert second.stop() == 0
     with redis.Redis.from_url(valkey_url) as raw:
         assert raw.hlen(QueueKeys(queue).workers) <= 1
@@ -110,8 +109,7 @@ def test_an_engine_killed_in_a_drain_ends_it_and_its_job_goes_on_elsewhere_at_on
 ) -> None:
     first = start_worker(valkey_url, queue, lease_s=120, drain_timeout_s=3600)
     client = connect(valkey_url, queue)
-    params = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
-    job = client.submit("Once upon a time", params)
+    job = client.submit("Once upon a time", LONG)
     stream = job.stream(timeout_s=60)
     seen = [next(stream)]
     engine = engine_of(first)
@@ -125,7 +123,7 @@ def test_an_engine_killed_in_a_drain_ends_it_and_its_job_goes_on_elsewhere_at_on
     second = start_worker(valkey_url, queue, lease_s=120)
     seen.extend(stream)  # which waits no lease
     offsets = [o for e in seen for o in range(e.offset, e.offset + len(e.token_ids))]
-    assert offsets == list(range(900))
+    assert offsets == list(range(LONG.max_tokens))
     assert job.status().crashes == 1
     assert second.stop() == 0
 
