@@ -80,8 +80,7 @@ def _chosen(given: str | None, variable: str, default: str) -> Iterator[str]:
     try:
         yield os.environ[variable]
     except InvalidRequestError as error:
-        text = str(error).removeprefix(f"{error.field}: ")
-        raise InvalidRequestError(text, field=variable, limit=error.limit) from None
+        raise error.of_field(variable) from None
 
 
 def to_num_partitions(given: int | None) -> int:

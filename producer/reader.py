@@ -22,13 +22,13 @@ from inferq.producer.server import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     RedisServer,
-    end_tasks,
     jitter,
 )
 from inferq.producer.subscription import BUFFER_EVENTS, Entry, Subscription
 from inferq.protocol.connection import translate_errors
 from inferq.protocol.errors import InferqError, ServerLost
 from inferq.protocol.keys import QueueKeys
+from inferq.protocol.task_ends import end_tasks
 
 #: Streams of one reader: the cost of XREAD grows with their number.
 STREAMS_PER_READER: Final = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from redis import exceptions as redis_errors
@@ -15,6 +15,7 @@ from redis.backoff import NoBackoff
 from inferq.protocol.connection import translate_errors
 from inferq.protocol.errors import InferqError, ServerLost
 from inferq.protocol.servers import ServerUrl
+from inferq.protocol.task_ends import end_tasks
 
 #: Connections for commands; readers of streams bring their own.
 COMMAND_CONNECTIONS: Final = 4
@@ -24,8 +25,6 @@ CONNECT_TIMEOUT_S: Final = 2.0
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5
 
-#: Pause in seconds between tries to cancel.
-CANCEL_AGAIN_S: Final = 0.1
 
 T = TypeVar("T")
 
@@ -184,16 +183,6 @@ class RedisServer:
             retry=Retry(NoBackoff(), 0),  # `call` retries, within a time instead of a count
             **options,
         )
-
-
-async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until all have ended."""
-    # again and again: wait_for in Python 3.11, which redis uses, may lose a cancel
-    pending = {task for task in tasks if not task.done()}
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
 
 
 def jitter(pause_s: float) -> float:

@@ -17,5 +17,5 @@ only: never torch, transformers or settings, so that every client can afford it.
 - `scripts`   one `.lua` file per atomic operation, loaded and called by name
 - `snapshots`  what a worker's blocks hold; `watching` who looks, and how snapshots pass
 - `script_call`  one call of a script, by its digest or whole
-- `connection`  redis's errors as ours
+- `connection`  redis's errors as ours; `task_ends` how tasks that wait for it are ended
 """

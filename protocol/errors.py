@@ -85,6 +85,15 @@ class InvalidRequestError(InferqError, ValueError):
         """The error as it travels in a terminal event."""
         return ErrorInfo(self.code, str(self), self.field, self.limit)
 
+    @property
+    def reason(self) -> str:
+        """The message without the field that it begins with."""
+        return str(self).removeprefix(f"{self.field}: ")
+
+    def of_field(self, field: str) -> InvalidRequestError:
+        """Return the same error of another field: what the input is called where it came from."""
+        return InvalidRequestError(self.reason, field=field, limit=self.limit, code=self.code)
+
 
 class DecodeError(InferqError):
     """Bytes that are not a message of this protocol; `payload` holds them (at most 1 KiB)."""

@@ -19,6 +19,7 @@ from inferq.protocol.keys import QueueKeys
 from inferq.protocol.replies import ClaimedJob
 from inferq.protocol.scripts import QueueScripts
 from inferq.protocol.servers import ServerUrl
+from inferq.protocol.task_ends import end_tasks
 from inferq.runtime.health import HealthServer
 from inferq.runtime.metrics import MetricsPage
 from inferq.runtime.tracing import start_tracing
@@ -43,7 +44,7 @@ from inferq.worker.queue.publisher import Publisher
 from inferq.worker.queue.running import RunningJob, RunningJobs
 from inferq.worker.queue.script_connection import ScriptConnection
 from inferq.worker.settings import EngineSettings, WorkerSettings
-from inferq.worker.tasks import PartEnded, Parts, cancel_all
+from inferq.worker.tasks import PartEnded, Parts
 
 if TYPE_CHECKING:
     from inferq.runtime.spans import Tracing
@@ -113,7 +114,7 @@ class WorkerService:
             stopping = asyncio.create_task(self._stop.wait())
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
-                await cancel_all([starting])
+                await end_tasks([starting])
                 return 0
             stopping.cancel()
             info, tokenizer = starting.result()
@@ -377,7 +378,7 @@ class WorkerSession:
 
         waits = [asyncio.create_task(all_ended()), asyncio.create_task(hurry.wait())]
         done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        await cancel_all(waits)
+        await end_tasks(waits)
         for wait in done:
             wait.result()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any, Final, TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from inferq.protocol.task_ends import end_tasks
 
 Result = TypeVar("Result")
-
-#: Seconds after which a task that should end is cancelled again.
-CANCEL_AGAIN_S: Final = 0.5
 
 
 class PartEnded(Exception):
@@ -46,11 +45,11 @@ class Parts:
                 await asyncio.wait([task, *running], return_when=asyncio.FIRST_COMPLETED)
             return task.result()
         finally:
-            await cancel_all([task])
+            await end_tasks([task])
 
     async def cancel(self, but: str | None = None) -> None:
         """End all parts, except perhaps one."""
-        await cancel_all(part for name, part in self._parts.items() if name != but)
+        await end_tasks(part for name, part in self._parts.items() if name != but)
 
     def _is_over(self, name: str) -> bool:
         """Whether a part has ended as it was told to; raise `PartEnded` for any other end."""
@@ -61,12 +60,3 @@ class Parts:
         if name not in self._told or fault is not None:
             raise PartEnded(name, fault)
         return True
-
-
-async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """End tasks, however often they miss it: a call that completes just then swallows a cancel."""
-    pending = {task for task in tasks if not task.done()}
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)

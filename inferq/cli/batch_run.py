@@ -23,8 +23,8 @@ from inferq.producer.batches.local_state import LocalBatch
 from inferq.producer.batches.models import QueueClients
 from inferq.producer.batches.records import Terms
 from inferq.producer.batches.surveys import SurveyFailed
-from inferq.producer.server import end_tasks
 from inferq.protocol.errors import InferqError, InvalidRequestError
+from inferq.protocol.task_ends import end_tasks
 from inferq.runtime.logs import configure_logging
 
 #: Seconds of waiting after which we look for workers.

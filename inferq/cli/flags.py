@@ -68,8 +68,7 @@ def _named(name: str) -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        text = str(error).removeprefix(f"{error.field}: ")
-        raise InvalidRequestError(text, field=name, limit=error.limit) from None
+        raise error.of_field(name) from None
 
 
 class Commands(Protocol):

@@ -22,7 +22,7 @@ from inferq.producer.gateway.answers.event_writer import total_usage
 from inferq.producer.gateway.errors import to_http_error
 from inferq.producer.gateway.requests.delivery import Delivery
 from inferq.producer.gateway.requests.submission import Asked, Submitted, cancel_all, submit
-from inferq.producer.server import end_tasks, jitter
+from inferq.producer.server import jitter
 from inferq.protocol.errors import (
     DecodeError,
     IdempotencyConflict,
@@ -40,6 +40,7 @@ from inferq.protocol.errors import (
 )
 from inferq.protocol.keys import Lane, QueueKeys, partition_of
 from inferq.protocol.scripts import QueueScripts
+from inferq.protocol.task_ends import end_tasks
 
 logger = structlog.get_logger("inferq.batches")
 

@@ -24,8 +24,8 @@ from inferq.producer.batches.models import QueueClients, find_queue
 from inferq.producer.batches.records import Counts, Terms
 from inferq.producer.batches.running import BatchRunner, RunPlan
 from inferq.producer.batches.storage import FileStorage
-from inferq.producer.server import end_tasks
 from inferq.protocol.errors import InferqError, InvalidRequestError
+from inferq.protocol.task_ends import end_tasks
 
 logger = structlog.get_logger("inferq.batches")
 

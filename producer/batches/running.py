@@ -27,8 +27,9 @@ from inferq.producer.batches.parts import Gathered, write_part
 from inferq.producer.batches.records import Counts
 from inferq.producer.batches.storage import FileStorage, StorageError
 from inferq.producer.batches.windows import Position, Tracker, Window
-from inferq.producer.server import end_tasks, jitter
+from inferq.producer.server import jitter
 from inferq.protocol.errors import InferqError, QueueFull, ServerLost
+from inferq.protocol.task_ends import end_tasks
 
 logger = structlog.get_logger("inferq.batches")
 

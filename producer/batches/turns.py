@@ -30,8 +30,8 @@ from inferq.producer.batches.running import BatchRunner, RunPlan
 from inferq.producer.batches.storage import FileStorage, StorageError, StoredFileGone
 from inferq.producer.batches.store import BatchLost, BatchStore, Resumption, TakenBatch
 from inferq.producer.batches.surveys import SurveyFailed, decode_repeated, survey
-from inferq.producer.server import end_tasks
 from inferq.protocol.errors import InferqError, QueueFull, ServerLost
+from inferq.protocol.task_ends import end_tasks
 
 logger = structlog.get_logger("inferq.batches")
 

@@ -22,8 +22,8 @@ from inferq.producer.gateway.metrics import GatewayMetrics
 from inferq.producer.gateway.requests.body import BodyMemory
 from inferq.producer.gateway.settings import GatewaySettings
 from inferq.producer.gateway.status.watcher import StatusWatcher
-from inferq.producer.server import end_tasks
 from inferq.protocol.errors import QueueFull
+from inferq.protocol.task_ends import end_tasks
 from inferq.runtime.tracing import start_tracing
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from inferq.producer.batches.storage import FileStorage
 from inferq.producer.batches.store import BatchStore
 from inferq.producer.batches.turns import BatchTurn, TurnPlan
 from inferq.producer.batches.upkeep import UpkeepStore
-from inferq.producer.server import end_tasks
 from inferq.producer.tasks.settings import TasksSettings
 from inferq.protocol.errors import InferqError, ServerLost
 from inferq.protocol.keys import TaskKeys
+from inferq.protocol.task_ends import end_tasks
 
 logger = structlog.get_logger("inferq.tasks")
 

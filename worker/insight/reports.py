@@ -13,13 +13,13 @@ import structlog
 
 from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.scripts import QueueScripts
+from inferq.protocol.task_ends import end_tasks
 from inferq.version import __version__
 from inferq.worker.insight.snapshots import Snapshots
 from inferq.worker.jobs.books import JobBooks
 from inferq.worker.pipe.engine_client import EngineClient, EngineInfo
 from inferq.worker.queue.outage import REMINDER_S, Outage
 from inferq.worker.settings import WorkerSettings
-from inferq.worker.tasks import cancel_all
 
 logger = structlog.get_logger("inferq.worker")
 
@@ -87,7 +87,7 @@ class Reporter:
             try:
                 await asyncio.wait(waits, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                await cancel_all(waits)
+                await end_tasks(waits)
 
     @property
     def _interval_s(self) -> float:

@@ -23,6 +23,7 @@ from inferq.protocol.messages import FinishReason, Job, Task, Terminal, Timings,
 from inferq.protocol.output_log import JobLog
 from inferq.protocol.replies import ClaimedJob
 from inferq.protocol.scripts import QueueScripts
+from inferq.protocol.task_ends import end_tasks
 from inferq.worker.daemon_executor import DaemonExecutor
 from inferq.worker.engine.requests.request import PreparedRequest
 from inferq.worker.engine.requests.request_events import RequestEvent
@@ -36,7 +37,6 @@ from inferq.worker.pipe.engine_client import EngineClient
 from inferq.worker.pipe.engine_output import EngineOutput
 from inferq.worker.queue.publisher import Publisher
 from inferq.worker.queue.running import RunningJob, RunningJobs
-from inferq.worker.tasks import cancel_all
 
 #: Engine priority of each lane; smaller is more urgent.
 LANE_PRIORITY = {Lane.HIGH: -1, Lane.NORMAL: 0, Lane.LOW: 1}
@@ -137,7 +137,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Prepare nothing any more; the jobs are left as they are."""
-        await cancel_all(self._preparations.values())
+        await end_tasks(self._preparations.values())
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _prepared(self, job: RunningJob, task: asyncio.Task[None]) -> None:

@@ -19,6 +19,7 @@ import structlog
 from inferq.protocol.errors import QueueFull, ServerLost
 from inferq.protocol.replies import PublishStatus
 from inferq.protocol.scripts import QueueScripts
+from inferq.protocol.task_ends import end_tasks
 from inferq.worker.queue.books import PublishBooks
 from inferq.worker.queue.outage import Outage
 from inferq.worker.queue.running import NOT_OURS, RunningJob, RunningJobs
@@ -27,8 +28,6 @@ logger = structlog.get_logger("inferq.lease")
 
 #: Heartbeats per lease: two may be lost before a lease ends.
 BEATS_PER_LEASE: Final = 4
-#: Seconds after which a part that should end is cancelled again.
-CANCEL_AGAIN_S: Final = 0.1
 
 
 class LeaseKeeper:
@@ -72,11 +71,7 @@ class LeaseKeeper:
             for part in done:
                 part.result()
         finally:
-            # A call that completes just then swallows a cancel.
-            while pending := [part for part in parts if not part.done()]:
-                for part in pending:
-                    part.cancel()
-                await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+            await end_tasks(parts)
 
     async def _beat_on(self) -> None:
         interval = self._lease_s / BEATS_PER_LEASE

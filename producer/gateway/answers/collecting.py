@@ -12,8 +12,8 @@ from inferq.producer.gateway.answers.choices import JobChoices
 from inferq.producer.gateway.answers.note import Kind, Note
 from inferq.producer.gateway.errors import HttpError
 from inferq.producer.gateway.requests.submission import TOKENS_FIELD, Submitted
-from inferq.producer.server import end_tasks
 from inferq.protocol.errors import JobCancelled, JobExpired, JobFailed
+from inferq.protocol.task_ends import end_tasks
 
 #: The protocol's name of the form that an answer must have.
 _FORM: Final = "structured_outputs"

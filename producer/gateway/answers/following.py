@@ -10,8 +10,8 @@ from enum import Enum, auto
 from typing import Final
 
 from inferq.producer import AsyncClient, StreamEvent, TokenStream
-from inferq.producer.server import end_tasks
 from inferq.protocol.errors import InferqError, ResultTimeout
+from inferq.protocol.task_ends import end_tasks
 
 #: Most events that are taken at once.
 MOST_AT_ONCE: Final = 32

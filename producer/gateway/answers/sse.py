@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from inferq.producer.gateway.answers.event_writer import DONE
 from inferq.producer.gateway.error_response import error_response
 from inferq.producer.gateway.errors import SERVER, HttpError, retry_after
-from inferq.producer.server import end_tasks
+from inferq.protocol.task_ends import end_tasks
 
 T = TypeVar("T")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from inferq.producer.gateway.requests.forms import renamed
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.prompts import MAX_CHAT_MESSAGES, MESSAGE_FIELDS, ChatMessage
 
@@ -56,7 +55,7 @@ def _message(place: str, message: Any) -> ChatMessage:
     try:
         return ChatMessage(_ROLES.get(role, role), content, told)
     except InvalidRequestError as error:
-        raise renamed(error, f"{place}{error.field.removeprefix('messages')}") from None
+        raise error.of_field(f"{place}{error.field.removeprefix('messages')}") from None
 
 
 def _check_fields(place: str, role: str, told: Mapping[str, Any]) -> None:

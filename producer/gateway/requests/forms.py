@@ -121,17 +121,11 @@ def _checked(field: str, kinds: Mapping[str, Any]) -> Form:
     try:
         return Form(StructuredOutputs(**kinds), field)
     except InvalidRequestError as error:
-        raise renamed(error, _body_field(field, error.field)) from None
+        raise error.of_field(_body_field(field, error.field)) from None
 
 
 def _body_field(field: str, protocol_field: str) -> str:
     return protocol_field if field == "structured_outputs" else field
-
-
-def renamed(error: InvalidRequestError, field: str) -> InvalidRequestError:
-    """Return the same error of another field."""
-    message = str(error).removeprefix(f"{error.field}: ")
-    return InvalidRequestError(message, field=field, limit=error.limit, code=error.code)
 
 
 def check_name(field: str, value: Any) -> str:

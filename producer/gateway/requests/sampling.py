@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from inferq.producer.gateway.requests.forms import Form, renamed
+from inferq.producer.gateway.requests.forms import Form
 from inferq.producer.gateway.requests.schemas import ChatBody, CompletionBody, GenerationBody
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.param_checks import check_optional_integer
@@ -134,13 +134,13 @@ def _make(given: Mapping[str, Any], names: Mapping[str, str], form: Form | None)
         return SamplingParams(**given)
     except InvalidRequestError as error:
         if form is not None and error.field == "structured_outputs":
-            raise renamed(error, form.field) from None
+            raise error.of_field(form.field) from None
         raise _in_words_of_body(error, names) from None
 
 
 def _in_words_of_body(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
     field = names.get(error.field, error.field)
-    message = str(error).removeprefix(f"{error.field}: ")
+    message = error.reason
     for parameter, name in names.items():
         message = re.sub(rf"\b{parameter}\b", name, message)
     return InvalidRequestError(message, field=field, limit=error.limit, code=error.code)

@@ -15,7 +15,6 @@ from inferq.producer.gateway.answers.choices import JobChoices
 from inferq.producer.gateway.answers.chunks import ChunkEncoder
 from inferq.producer.gateway.answers.note import MAX_LISTED_JOBS, Note
 from inferq.producer.gateway.requests.delivery import IDEMPOTENCY_HEADER, Delivery
-from inferq.producer.gateway.requests.forms import renamed
 from inferq.producer.gateway.requests.webhooks import signed_for
 from inferq.producer.prompt import prompt_token_bound, to_prompt
 from inferq.protocol.errors import IdempotencyConflict, InferqError, InvalidRequestError
@@ -211,7 +210,7 @@ def _prompt_of(arguments: Mapping[str, Any]) -> Prompt:
     try:
         return to_prompt(given.pop("prompt", None), given.pop("messages", None), **given)
     except InvalidRequestError as error:
-        raise (renamed(error, "prompt") if error.field == TOKENS_FIELD else error) from None
+        raise (error.of_field("prompt") if error.field == TOKENS_FIELD else error) from None
 
 
 def _echo_text(asked: Asked, arguments: Mapping[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from inferq.producer.gateway.requests.forms import check_name, check_optional, renamed
+from inferq.producer.gateway.requests.forms import check_name, check_optional
 from inferq.producer.gateway.tools.tool_grammars import Function
 from inferq.protocol.errors import InvalidRequestError
 from inferq.protocol.structured import StructuredOutputs
@@ -133,5 +133,5 @@ def _read_function(described: Mapping[str, Any], field: str) -> Function:
     try:
         StructuredOutputs(json=dict(parameters))
     except InvalidRequestError as error:
-        raise renamed(error, f"{field}.parameters") from None
+        raise error.of_field(f"{field}.parameters") from None
     return Function(name, parameters)

@@ -117,7 +117,7 @@ def test_a_name_that_no_bucket_can_have_is_refused(name: str) -> None:
 
 def test_names_that_buckets_have_are_taken() -> None:
     for name in ("batches", "my.bucket-1", "Old_Bucket", "arn:aws:s3:eu-west-1:1:accesspoint/x"):
-        FileStorage(f"s3://{name}/prefix")
+        assert FileStorage(f"s3://{name}/prefix")._root == f"{name}/prefix"
 
 
 @pytest.mark.parametrize("url", ["minio", "minio:9000", "ftp://minio", "http://", "http://m:port"])

@@ -156,6 +156,8 @@ def test_a_client_that_does_not_read_holds_the_end_up_no_longer_than_it_may(
         deaf.recv(100)
         time.sleep(1)
         gateway.stop()  # raises if it takes a minute
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{gateway.url}/livez")
 
 
 def test_readiness_ends_before_connections_are_refused(
