@@ -1,4 +1,4 @@
-"""The checks of sampling parameters: each names the field and the limit it breaks."""
+"""The checks of parameters: each names the field and the limit it breaks."""
 
 from __future__ import annotations
 
@@ -111,3 +111,16 @@ def _items(field: str, value: object, most: int, what: str) -> Sequence[Any]:
             f"{len(value)} {what} are more than {most}", field=field, limit=most
         )
     return value
+
+
+def check_size(field: str, size: int, limit: int) -> None:
+    """Refuse more than `limit` bytes."""
+    if size > limit:
+        raise InvalidRequestError(f"{size} bytes are more than {limit}", field=field, limit=limit)
+
+
+def check_wait(field: str, wait_ms: int, low: int, high: int) -> None:
+    """Refuse milliseconds outside of [low, high]."""
+    if not low <= wait_ms <= high:
+        bound = f"[{low}, {high}]"
+        raise InvalidRequestError(f"{wait_ms} ms is not in {bound} ms", field=field, limit=bound)

@@ -15,6 +15,7 @@ from inferq.protocol.digest import content_digest
 from inferq.protocol.errors import DecodeError, IdempotencyConflict, InvalidRequestError, QueueFull
 from inferq.protocol.keys import LANE_WEIGHTS, Lane, QueueKeys, new_job_id, partition_of
 from inferq.protocol.messages import MAX_JOB_BYTES, Job
+from inferq.protocol.param_checks import check_size, check_wait
 from inferq.protocol.replies import (
     CancelOutcome,
     ClaimedJob,
@@ -152,16 +153,16 @@ class QueueScripts:
     ) -> Enqueued:
         """Do what `enqueue` does for a job that is encoded already."""
         self._check_partition(job_id)
-        _check_size("job", len(payload), MAX_JOB_BYTES)
-        _check_wait("delay", delay_ms, 0)
+        check_size("job", len(payload), MAX_JOB_BYTES)
+        check_wait("delay", delay_ms, 0, MAX_WAIT_MS)
         _check_retention(retention_ms)
         if deadline_ms is not None:
-            _check_wait("deadline", deadline_ms, delay_ms + 1)
+            check_wait("deadline", deadline_ms, delay_ms + 1, MAX_WAIT_MS)
         if idempotency_key is not None:
-            _check_size("idempotency_key", len(idempotency_key.encode()), MAX_KEY_BYTES)
+            check_size("idempotency_key", len(idempotency_key.encode()), MAX_KEY_BYTES)
             if not idempotency_key:
                 raise InvalidRequestError("is empty", field="idempotency_key", limit=1)
-        _check_size("note", len(note or b""), MAX_NOTE_BYTES)
+        check_size("note", len(note or b""), MAX_NOTE_BYTES)
         key = idempotency_key or ""
         status, detail = await self._call(
             "enqueue",
@@ -474,22 +475,8 @@ def _cost(prompt_tokens: int, budget: int | None) -> int:
     return min(prompt_tokens + budget, UNBOUNDED_COST)
 
 
-def _check_size(field: str, size: int, limit: int) -> None:
-    if size > limit:
-        raise InvalidRequestError(f"{size} bytes are more than {limit}", field=field, limit=limit)
-
-
-def _check_wait(field: str, wait_ms: int, low: int, high: int = MAX_WAIT_MS) -> None:
-    if not low <= wait_ms <= high:
-        raise InvalidRequestError(
-            f"{wait_ms} ms is not in [{low}, {high}] ms",
-            field=field,
-            limit=f"[{low}, {high}]",
-        )
-
-
 def _check_retention(retention_ms: int) -> None:
-    _check_wait("retention", retention_ms, 1, MAX_RETENTION_MS)
+    check_wait("retention", retention_ms, 1, MAX_RETENTION_MS)
 
 
 def _check_entry_id(entry_id: str) -> None:
